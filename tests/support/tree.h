@@ -1,0 +1,14 @@
+/* A temporary folder that a test fills with files: a made-up /proc and /sys. */
+#ifndef OT_TESTS_SUPPORT_TREE_H
+#define OT_TESTS_SUPPORT_TREE_H
+
+/* Makes a new empty folder and returns its path, which tree_close frees. */
+char *tree_open(void);
+
+/* Writes `text` to the file `path`, which begins with '/', below `root`, and makes the folders in between. */
+void tree_write(const char *root, const char *path, const char *text);
+
+/* Removes the folder with all that is in it. */
+void tree_close(char *root);
+
+#endif
