@@ -1,0 +1,47 @@
+/* `offtrain bench WHAT`: finds the benchmark and runs it. */
+#include "tools/bench.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "io/text.h"
+#include "tools/command.h"
+
+typedef struct benchmark {
+    const char *name;
+    ot_status (*run)(int argc, char **argv);
+    const char *help;
+} benchmark;
+
+static const benchmark benchmarks[] = {
+    {"nvme", ot_bench_nvme, "read, write and the mix of a streamed optimizer on the drives"},
+};
+enum { BENCHMARKS = sizeof benchmarks / sizeof *benchmarks };
+
+static void print_help(FILE *out)
+{
+    fprintf(out, "usage: offtrain bench WHAT [options]\nMeasures what this machine can do.\n\n");
+    for (int i = 0; i < BENCHMARKS; i++)
+        fprintf(out, "  %-10s %s\n", benchmarks[i].name, benchmarks[i].help);
+    fprintf(out, "\nofftrain bench WHAT --help lists the options.\n");
+}
+
+ot_status ot_command_bench(int argc, char **argv)
+{
+    const char *names[BENCHMARKS];
+    if (argc == 0)
+        return ot_fail(OT_ERR_USAGE, "bench what? offtrain bench --help lists them");
+    if (strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0) {
+        print_help(stdout);
+        return OT_OK;
+    }
+    for (int i = 0; i < BENCHMARKS; i++) {
+        if (strcmp(argv[0], benchmarks[i].name) == 0)
+            return benchmarks[i].run(argc - 1, argv + 1);
+        names[i] = benchmarks[i].name;
+    }
+    const char *nearest = ot_nearest_name(argv[0], names, BENCHMARKS);
+    return ot_fail(OT_ERR_USAGE, "unknown benchmark '%s'; %s%s", argv[0],
+                   nearest != NULL ? "did you mean " : "offtrain bench --help lists them",
+                   nearest != NULL ? nearest : "");
+}

@@ -1,0 +1,75 @@
+/* The `offtrain` command: finds the subcommand, runs it, prints its failure. */
+#include <stdio.h>
+#include <string.h>
+
+#include "io/log.h"
+#include "io/text.h"
+#include "tools/command.h"
+
+typedef struct command {
+    const char *name;
+    ot_status (*run)(int argc, char **argv);
+    const char *help;
+} command;
+
+static const command commands[] = {
+    {"bench", ot_command_bench, "measure what this machine can do: bench nvme"},
+    {"doctor", ot_command_doctor, "check this machine and say what to change"},
+    {"version", ot_command_version, "version, features and instruction sets"},
+};
+enum { COMMANDS = sizeof commands / sizeof *commands };
+
+static void print_line(ot_log_level level, const char *line)
+{
+    fprintf(stderr, "%s%s\n",
+            level == OT_LOG_ERROR     ? "error: "
+            : level == OT_LOG_WARNING ? "warning: "
+                                      : "",
+            line);
+}
+
+static void print_help(FILE *out)
+{
+    fprintf(out, "usage: offtrain COMMAND [options]\n"
+                 "Fine-tunes large language models in full on one workstation.\n\n");
+    for (int i = 0; i < COMMANDS; i++)
+        fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].help);
+    fprintf(out, "\nofftrain COMMAND --help lists the options of a command.\n");
+}
+
+static ot_status unknown_command(const char *name)
+{
+    const char *names[COMMANDS];
+    for (int i = 0; i < COMMANDS; i++)
+        names[i] = commands[i].name;
+    const char *nearest = ot_nearest_name(name, names, COMMANDS);
+    if (nearest != NULL)
+        return ot_fail(OT_ERR_USAGE, "unknown command '%s'; did you mean %s?", name, nearest);
+    return ot_fail(OT_ERR_USAGE, "unknown command '%s'; offtrain --help lists them", name);
+}
+
+int main(int argc, char **argv)
+{
+    ot_log_open(OT_LOG_INFO, print_line);
+    if (argc < 2) {
+        print_help(stderr);
+        return OT_ERR_USAGE;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
+        print_help(stdout);
+        return OT_OK;
+    }
+    const char *name = strcmp(argv[1], "--version") == 0 ? "version" : argv[1];
+    ot_status status = OT_ERR_USAGE;
+    int i = 0;
+    while (i < COMMANDS && strcmp(commands[i].name, name) != 0)
+        i++;
+    status = i < COMMANDS ? commands[i].run(argc - 2, argv + 2) : unknown_command(name);
+    if (status != OT_OK)
+        fprintf(stderr, "offtrain: %s\n", ot_error_text());
+    else if (fflush(stdout) != 0) {
+        fprintf(stderr, "offtrain: cannot write the output\n");
+        status = OT_ERR_IO;
+    }
+    return (int)status;
+}
