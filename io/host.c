@@ -15,6 +15,13 @@
 #include "io/log.h"
 #include "io/text.h"
 
+#ifdef OT_HAVE_JEMALLOC
+/* Read by jemalloc before main. Freed pages stay with the process: giving them back costs a page fault at every next use,
+ * and what is big lives in arenas anyway. */
+extern const char *malloc_conf;
+__attribute__((visibility("default"))) const char *malloc_conf = "dirty_decay_ms:-1,muzzy_decay_ms:-1";
+#endif
+
 /* Newer than some distributions' headers. */
 #ifndef PR_SET_VMA
 #define PR_SET_VMA 0x53564d41

@@ -14,6 +14,10 @@ typedef struct benchmark {
 } benchmark;
 
 static const benchmark benchmarks[] = {
+    {"adam", ot_bench_adam, "the optimizer's update on the CPU beside a probe with the same memory traffic"},
+    {"attention", ot_bench_attention, "attention on the CPU beside a square matrix product"},
+    {"copy", ot_bench_copy, "memory bandwidth, and copies between host and device"},
+    {"gemm", ot_bench_gemm, "a linear layer's matrix products on the CPU beside plain oneDNN"},
     {"nvme", ot_bench_nvme, "read, write and the mix of a streamed optimizer on the drives"},
 };
 enum { BENCHMARKS = sizeof benchmarks / sizeof *benchmarks };

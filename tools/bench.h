@@ -4,6 +4,10 @@
 
 #include "io/status.h"
 
+ot_status ot_bench_adam(int argc, char **argv) OT_MUST_CHECK;
+ot_status ot_bench_attention(int argc, char **argv) OT_MUST_CHECK;
+ot_status ot_bench_copy(int argc, char **argv) OT_MUST_CHECK;
+ot_status ot_bench_gemm(int argc, char **argv) OT_MUST_CHECK;
 ot_status ot_bench_nvme(int argc, char **argv) OT_MUST_CHECK;
 
 #endif

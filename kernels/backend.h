@@ -1,0 +1,82 @@
+/* What a device implements: one versioned table of functions behind device.h. For implementations only.
+ *
+ * An implementation's device, stream and event begin with the structs below. Arguments have been checked when
+ * they arrive here; each function does what the function of the same name in device.h says. A loaded
+ * implementation exports one function, OT_BACKEND_SYMBOL of type ot_backend_entry. Common subset of C and
+ * C++. */
+#ifndef OT_KERNELS_BACKEND_H
+#define OT_KERNELS_BACKEND_H
+
+#include "kernels/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* One more for every change of this table, of device.h's structs or of kernels.h. */
+enum { OT_BACKEND_VERSION = 1 };
+
+typedef struct ot_device_ops {
+    uint32_t version; /* OT_BACKEND_VERSION */
+    const char *kind;
+
+    /* The calling thread's last failure inside the implementation; NULL where it shares the program's
+     * ot_fail. A loaded implementation brings its own copy of io/status.c, whose text is handed over here. */
+    ot_error (*error)(void);
+
+    ot_status (*open)(const ot_device_options *options, ot_device **out);
+    void (*close)(ot_device *device);
+    void (*query)(const ot_device *device, ot_device_info *out);
+
+    ot_status (*arena_open)(ot_device *device, const char *name, uint64_t bytes, void **base);
+    void (*arena_close)(ot_device *device, void *base);
+    uint64_t (*bytes)(const ot_device *device);
+    uint64_t (*peak_bytes)(const ot_device *device);
+    ot_status (*pin)(ot_device *device, void *base, uint64_t bytes);
+    void (*unpin)(ot_device *device, void *base);
+
+    ot_status (*stream_open)(ot_device *device, const ot_stream_options *options, ot_stream **out);
+    void (*stream_close)(ot_stream *stream);
+    ot_status (*stream_synchronize)(ot_stream *stream);
+    ot_status (*synchronize)(ot_device *device);
+    ot_status (*status)(ot_device *device);
+
+    void (*copy_h2d)(ot_stream *stream, void *dst, const void *src, size_t bytes);
+    void (*copy_d2h)(ot_stream *stream, void *dst, const void *src, size_t bytes);
+    void (*copy_d2d)(ot_stream *stream, void *dst, const void *src, size_t bytes);
+    void (*copy_zero)(ot_stream *stream, void *dst, size_t bytes);
+    void (*stream_call)(ot_stream *stream, ot_host_function *function, void *context);
+
+    ot_status (*event_open)(ot_device *device, int timed, ot_event **out);
+    void (*event_close)(ot_event *event);
+    void (*event_record)(ot_event *event, ot_stream *stream);
+    void (*stream_wait)(ot_stream *stream, ot_event *event);
+    int (*event_reached)(const ot_event *event);
+    ot_status (*event_synchronize)(ot_event *event);
+    int64_t (*event_elapsed_ns)(const ot_event *from, const ot_event *to);
+} ot_device_ops;
+
+struct ot_device {
+    const ot_device_ops *ops;
+    const ot_kernels *kernels;
+};
+
+struct ot_stream {
+    ot_device *device;
+};
+
+struct ot_event {
+    ot_device *device;
+};
+
+/* The table, or NULL where the implementation does not have `version`. */
+typedef const ot_device_ops *ot_backend_entry(uint32_t version);
+#define OT_BACKEND_SYMBOL "ot_backend"
+
+/* The CPU device. */
+const ot_device_ops *ot_cpu_backend(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,178 @@
+/* Picks a device, and passes each call on to its implementation. */
+#include "kernels/device.h"
+
+#include <string.h>
+
+#include "kernels/backend.h"
+
+/* A failure inside a loaded implementation has its text there: it is raised again here. */
+static ot_status result(const ot_device_ops *ops, ot_status status)
+{
+    if (status == OT_OK || ops->error == NULL)
+        return status;
+    ot_error error = ops->error();
+    return ot_error_raise(&error);
+}
+
+/* The implementation of `kind`. "auto" means the best one that this machine can run. */
+static ot_status find_backend(const char *kind, const ot_device_ops **ops)
+{
+    *ops = ot_cpu_backend();
+    if (kind == NULL || strcmp(kind, "auto") == 0 || strcmp(kind, "cpu") == 0)
+        return OT_OK;
+    if (strcmp(kind, "cuda") == 0)
+        return ot_fail(OT_ERR_DEVICE, "device cuda: this build has no CUDA device; use --device cpu");
+    return ot_fail(OT_ERR_USAGE, "device %s: unknown; use auto, cpu or cuda", kind);
+}
+
+ot_status ot_device_open(const ot_device_options *options, ot_device **out)
+{
+    const ot_device_ops *ops;
+    OT_TRY(find_backend(options->kind, &ops));
+    return result(ops, ops->open(options, out));
+}
+
+void ot_device_close(ot_device *device)
+{
+    if (device != NULL)
+        device->ops->close(device);
+}
+
+void ot_device_query(const ot_device *device, ot_device_info *out)
+{
+    device->ops->query(device, out);
+}
+
+const ot_kernels *ot_device_kernels(const ot_device *device)
+{
+    return device->kernels;
+}
+
+ot_status ot_device_arena_open(ot_device *device, const char *name, uint64_t bytes, void **base)
+{
+    return result(device->ops, device->ops->arena_open(device, name, bytes, base));
+}
+
+void ot_device_arena_close(ot_device *device, void *base)
+{
+    if (base != NULL)
+        device->ops->arena_close(device, base);
+}
+
+uint64_t ot_device_bytes(const ot_device *device)
+{
+    return device->ops->bytes(device);
+}
+
+uint64_t ot_device_peak_bytes(const ot_device *device)
+{
+    return device->ops->peak_bytes(device);
+}
+
+ot_status ot_device_pin(ot_device *device, void *base, uint64_t bytes)
+{
+    return result(device->ops, device->ops->pin(device, base, bytes));
+}
+
+void ot_device_unpin(ot_device *device, void *base)
+{
+    device->ops->unpin(device, base);
+}
+
+ot_status ot_stream_open(ot_device *device, const ot_stream_options *options, ot_stream **out)
+{
+    return result(device->ops, device->ops->stream_open(device, options, out));
+}
+
+void ot_stream_close(ot_stream *stream)
+{
+    if (stream != NULL)
+        stream->device->ops->stream_close(stream);
+}
+
+ot_device *ot_stream_device(const ot_stream *stream)
+{
+    return stream->device;
+}
+
+ot_status ot_stream_synchronize(ot_stream *stream)
+{
+    return result(stream->device->ops, stream->device->ops->stream_synchronize(stream));
+}
+
+ot_status ot_device_synchronize(ot_device *device)
+{
+    return result(device->ops, device->ops->synchronize(device));
+}
+
+ot_status ot_device_status(ot_device *device)
+{
+    return result(device->ops, device->ops->status(device));
+}
+
+void ot_copy_h2d(ot_stream *stream, void *device_dst, const void *host_src, size_t bytes)
+{
+    if (bytes > 0)
+        stream->device->ops->copy_h2d(stream, device_dst, host_src, bytes);
+}
+
+void ot_copy_d2h(ot_stream *stream, void *host_dst, const void *device_src, size_t bytes)
+{
+    if (bytes > 0)
+        stream->device->ops->copy_d2h(stream, host_dst, device_src, bytes);
+}
+
+void ot_copy_d2d(ot_stream *stream, void *dst, const void *src, size_t bytes)
+{
+    if (bytes > 0)
+        stream->device->ops->copy_d2d(stream, dst, src, bytes);
+}
+
+void ot_copy_zero(ot_stream *stream, void *dst, size_t bytes)
+{
+    if (bytes > 0)
+        stream->device->ops->copy_zero(stream, dst, bytes);
+}
+
+void ot_stream_call(ot_stream *stream, ot_host_function *function, void *context)
+{
+    stream->device->ops->stream_call(stream, function, context);
+}
+
+ot_status ot_event_open(ot_device *device, int timed, ot_event **out)
+{
+    return result(device->ops, device->ops->event_open(device, timed, out));
+}
+
+void ot_event_close(ot_event *event)
+{
+    if (event != NULL)
+        event->device->ops->event_close(event);
+}
+
+void ot_event_record(ot_event *event, ot_stream *stream)
+{
+    OT_ASSERT(event->device == stream->device);
+    event->device->ops->event_record(event, stream);
+}
+
+void ot_stream_wait(ot_stream *stream, ot_event *event)
+{
+    OT_ASSERT(event->device == stream->device);
+    event->device->ops->stream_wait(stream, event);
+}
+
+int ot_event_reached(const ot_event *event)
+{
+    return event->device->ops->event_reached(event);
+}
+
+ot_status ot_event_synchronize(ot_event *event)
+{
+    return result(event->device->ops, event->device->ops->event_synchronize(event));
+}
+
+int64_t ot_event_elapsed_ns(const ot_event *from, const ot_event *to)
+{
+    return from->device->ops->event_elapsed_ns(from, to);
+}
