@@ -170,6 +170,8 @@ OT_INLINE ot_vf ot_from_fp16(ot_vh h)
 
 /* To nearest even; above the range to inf; NaN stays NaN, made quiet. Subnormals round in the addition of
  * 1/2, whose last place is theirs. */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wsign-conversion" /* in gcc's own macros, without optimisation */
 OT_INLINE ot_vh ot_to_fp16(ot_vf x)
 {
 #if defined(__AVX512F__) && OT_LANES == 16
@@ -186,6 +188,7 @@ OT_INLINE ot_vh ot_to_fp16(ot_vf x)
     return __builtin_convertvector(value | sign, ot_vh);
 #endif
 }
+#pragma GCC diagnostic pop
 
 OT_INLINE ot_vf ot_load_full(ot_dtype dtype, const void *p)
 {

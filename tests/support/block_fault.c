@@ -3,6 +3,7 @@
 #include "tests/support/block_fault.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 enum { HELD_MAX = 1024 };
 
@@ -15,6 +16,7 @@ static struct {
     size_t held_count;
     ot_block_piece *spoilt; /* at the inner backend */
     uint64_t spoilt_bytes;  /* its length before it was cut */
+    void *spoilt_data;      /* its memory before a write was flipped in a copy; NULL: as it is */
 } fault;
 
 void block_fault_arm(fault_plan plan)
@@ -23,6 +25,7 @@ void block_fault_arm(fault_plan plan)
     fault.submitted = 0;
     fault.held_count = fault.inside = 0;
     fault.spoilt = NULL;
+    fault.spoilt_data = NULL;
 }
 
 uint64_t block_fault_count(void)
@@ -45,6 +48,18 @@ static void fault_close(void *state)
 static void flip(const ot_block_piece *piece)
 {
     ((unsigned char *)piece->data)[piece->bytes / 3] ^= 0x10;
+}
+
+/* Flips a bit on the way to the drive: in a copy, since others may read the memory meanwhile. */
+static void flip_copy(ot_block_piece *piece)
+{
+    void *copy = aligned_alloc(4096, (piece->bytes + 4095) / 4096 * 4096);
+    if (copy == NULL)
+        abort();
+    memcpy(copy, piece->data, piece->bytes);
+    fault.spoilt_data = piece->data;
+    piece->data = copy;
+    flip(piece);
 }
 
 static int is_victim(uint64_t index)
@@ -74,7 +89,7 @@ static int spoil(ot_block_piece *piece)
         fault.spoilt = piece;
         fault.spoilt_bytes = piece->bytes;
         if (piece->direction == OT_BLOCK_WRITE)
-            flip(piece);
+            flip_copy(piece);
         return 0;
     default:
         fault.spoilt = piece;
@@ -97,12 +112,15 @@ static ot_status fault_submit(void *state, ot_block_piece *const pieces[], size_
     return OT_OK;
 }
 
-/* A flipped write is put right again, so that the test's own data stays as it was; a flipped read is flipped
- * now. */
+/* A flipped write gets its own memory back; a flipped read is flipped now. */
 static void restore(ot_block_piece *piece)
 {
     piece->bytes = fault.spoilt_bytes;
-    if (fault.plan.kind == FAULT_FLIP && (piece->direction == OT_BLOCK_WRITE || piece->result > 0))
+    if (fault.spoilt_data != NULL) {
+        free(piece->data);
+        piece->data = fault.spoilt_data;
+        fault.spoilt_data = NULL;
+    } else if (fault.plan.kind == FAULT_FLIP && piece->result > 0)
         flip(piece);
     fault.spoilt = NULL;
 }
