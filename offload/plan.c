@@ -1,0 +1,234 @@
+/* Makes a plan: weighs a few layouts that fit by the simulated time of a steady step, and writes the lists of
+ * the best. */
+#include "offload/plan.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "io/text.h"
+#include "offload/plan_draft.h"
+#include "offload/simulate.h"
+
+enum {
+    RING_CHUNKS = 8,
+    DEPTHS = 3,
+    CANDIDATES_MAX = 64,
+    DEFERRED_MAX = 8, /* sixteenths: forward is never half a step */
+};
+
+const char *ot_tier_name(ot_tier tier)
+{
+    static const char *const names[OT_TIERS] = {"device", "host", "nvme"};
+    return (unsigned)tier < OT_TIERS ? names[tier] : "?";
+}
+
+const char *ot_plane_name(ot_plane plane)
+{
+    static const char *const names[OT_PLANES] = {"weight",  "master", "moment1",
+                                                 "moment2", "grad",   "activation"};
+    return (unsigned)plane < OT_PLANES ? names[plane] : "?";
+}
+
+const char *ot_lane_name(ot_lane lane)
+{
+    static const char *const names[OT_LANES] = {"nvme-read", "nvme-write", "h2d", "d2h",
+                                                "compute",   "collective", "cpu"};
+    return (unsigned)lane < OT_LANES ? names[lane] : "?";
+}
+
+const char *ot_operation_name(ot_operation_kind kind)
+{
+    static const char *const names[OT_OP_KINDS] = {"read", "write",    "h2d",    "d2h",    "data", "forward",
+                                                   "head", "backward", "reduce", "update", "load", "save"};
+    return (unsigned)kind < OT_OP_KINDS ? names[kind] : "?";
+}
+
+static uint64_t moment_bytes(ot_dtype dtype, uint64_t count)
+{
+    if (dtype != OT_INT8)
+        return count * ot_dtype_bytes(dtype);
+    return ot_moment_scales(count) + ot_moment_scales(count) / OT_MOMENT_BLOCK * sizeof(float);
+}
+
+uint64_t ot_plane_bytes(const ot_plan_request *request, ot_plane plane, uint64_t count)
+{
+    switch (plane) {
+    case OT_PLANE_WEIGHT:
+        return count * ot_dtype_bytes(request->weight_dtype);
+    case OT_PLANE_MASTER:
+        if (request->weight_dtype == OT_FP32)
+            return 0;
+        return count * (request->master_format == OT_MASTER_SPLIT ? sizeof(int16_t) : sizeof(float));
+    case OT_PLANE_MOMENT1:
+        return request->moments >= 1 ? moment_bytes(request->moment1_dtype, count) : 0;
+    case OT_PLANE_MOMENT2:
+        return request->moments >= 2 ? moment_bytes(request->moment2_dtype, count) : 0;
+    case OT_PLANE_GRAD:
+        return count * ot_dtype_bytes(request->grad_dtype);
+    case OT_PLANE_ACTIVATION:
+    case OT_PLANES:
+        break;
+    }
+    return 0;
+}
+
+/* ---- choices ---- */
+
+static void free_list(ot_list *list)
+{
+    free(list->operations);
+    free(list->waits);
+    *list = (ot_list){0};
+}
+
+/* Seconds of a steady step with the layout at hand. */
+static ot_status predict(ot_draft *draft, double *seconds)
+{
+    ot_list list;
+    ot_timeline timeline;
+    OT_TRY(ot_draft_list(draft, OT_LIST_STEADY, &list));
+    ot_status status = ot_simulate(&list, &draft->rates, NULL, &timeline);
+    free_list(&list);
+    *seconds = timeline.seconds;
+    return status;
+}
+
+typedef struct plan_search {
+    ot_draft *draft;
+    ot_choice best;
+    double best_s;                   /* negative: nothing fits yet */
+    ot_choice tried[CANDIDATES_MAX]; /* before they were fitted to the host */
+    size_t tried_count;
+} plan_search;
+
+/* Fits one candidate and keeps it where it is clearly faster than the best so far. */
+static ot_status consider(plan_search *search, ot_choice candidate, int acts_first)
+{
+    ot_draft *draft = search->draft;
+    int fits;
+    double seconds;
+    draft->choice = candidate;
+    OT_TRY(ot_draft_fit_device(draft, acts_first));
+    for (size_t t = 0; t < search->tried_count; t++)
+        if (memcmp(&draft->choice, &search->tried[t], sizeof draft->choice) == 0)
+            return OT_OK;
+    if (search->tried_count < CANDIDATES_MAX)
+        search->tried[search->tried_count++] = draft->choice;
+    OT_TRY(ot_draft_fit_host(draft, &fits));
+    if (!fits)
+        return OT_OK;
+    OT_TRY(predict(draft, &seconds));
+    if (search->best_s < 0 || seconds < search->best_s * 0.999) {
+        search->best = draft->choice;
+        search->best_s = seconds;
+    }
+    return OT_OK;
+}
+
+/* Prefetch depths, what is first on the device, which layers are first there. */
+static ot_status search_device(plan_search *search, ot_choice choice)
+{
+    const ot_plan_request *request = search->draft->request;
+    static const int depths[DEPTHS] = {1, 2, 4};
+    for (int d = 0; d < (request->prefetch_depth > 0 ? 1 : DEPTHS); d++)
+        for (int acts_first = 0; acts_first < 2; acts_first++)
+            for (int large_first = 1; large_first >= 0; large_first--) {
+                choice.prefetch_depth = request->prefetch_depth > 0 ? request->prefetch_depth : depths[d];
+                choice.large_first = large_first;
+                OT_TRY(consider(search, choice, acts_first));
+            }
+    return OT_OK;
+}
+
+static ot_status search_all(plan_search *search)
+{
+    const ot_plan_request *request = search->draft->request;
+    ot_choice choice;
+    memset(&choice, 0, sizeof choice);
+    for (choice.ring = request->ring > 0 ? request->ring : RING_CHUNKS;; choice.ring /= 2) {
+        OT_TRY(search_device(search, choice));
+        if (search->best_s >= 0 || request->ring > 0 || choice.ring <= OT_RING_MIN)
+            break;
+    }
+    if (search->best_s < 0 || !request->update_in_backward)
+        return OT_OK;
+    choice = search->best;
+    for (choice.deferred_16th = 1; choice.deferred_16th <= DEFERRED_MAX; choice.deferred_16th++)
+        for (int acts_first = 0; acts_first < 2; acts_first++)
+            OT_TRY(consider(search, choice, acts_first));
+    return OT_OK;
+}
+
+/* ---- what does not fit ---- */
+
+/* The plane or the slots that take most of a tier. */
+static const char *largest_on(const ot_plan *plan, int tier)
+{
+    uint64_t most = plan->slot_bytes[tier];
+    const char *name = "slots and workspace";
+    for (int p = 0; p < OT_PLANES; p++)
+        if (plan->plane_bytes[tier][p] > most) {
+            most = plan->plane_bytes[tier][p];
+            name = ot_plane_name((ot_plane)p);
+        }
+    return name;
+}
+
+/* Lays out the smallest candidate and tells what it would need. */
+static ot_status does_not_fit(ot_draft *draft)
+{
+    const ot_plan_request *request = draft->request;
+    char text[OT_TIERS][160], need[OT_SIZE_TEXT_BYTES], have[OT_SIZE_TEXT_BYTES];
+    int fits;
+    ot_draft_smallest(draft);
+    OT_TRY(ot_draft_fit_device(draft, 1));
+    OT_TRY(ot_draft_fit_host(draft, &fits));
+    for (int tier = 0; tier < OT_TIERS; tier++)
+        snprintf(text[tier], sizeof text[tier], "%s needs %s and has %s%s (most of it: %s)",
+                 ot_tier_name((ot_tier)tier), ot_format_size(draft->plan->peak_bytes[tier], need),
+                 ot_format_size(request->budget[tier], have),
+                 draft->plan->peak_bytes[tier] > request->budget[tier] ? ", too little" : "",
+                 largest_on(draft->plan, tier));
+    return ot_fail(OT_ERR_FIT, "the plan does not fit: %s; %s; %s", text[0], text[1], text[2]);
+}
+
+/* ---- the whole ---- */
+
+ot_status ot_plan_make(const ot_plan_request *request, ot_plan **out)
+{
+    ot_draft draft;
+    ot_status status;
+    *out = NULL;
+    OT_TRY(ot_draft_open(request, &draft));
+    plan_search search = {.draft = &draft, .best_s = -1};
+    OT_TRY_GOTO(search_all(&search), out);
+    if (search.best_s < 0)
+        OT_TRY_GOTO(does_not_fit(&draft), out);
+    draft.choice = search.best;
+    OT_TRY_GOTO(ot_draft_layout(&draft), out);
+    for (int kind = 0; kind < OT_LISTS; kind++)
+        OT_TRY_GOTO(ot_draft_list(&draft, (ot_list_kind)kind, &draft.plan->lists[kind]), out);
+    draft.plan->prefetch_depth = search.best.prefetch_depth;
+    draft.plan->ring = search.best.ring;
+    draft.plan->predicted_s = search.best_s;
+    *out = draft.plan;
+    draft.plan = NULL;
+out:
+    ot_draft_close(&draft);
+    return status;
+}
+
+void ot_plan_free(ot_plan *plan)
+{
+    if (plan == NULL)
+        return;
+    for (int kind = 0; kind < OT_LISTS; kind++)
+        free_list(&plan->lists[kind]);
+    free(plan->places);
+    free(plan->chunks);
+    free(plan->layer_chunks);
+    free(plan->resident);
+    free(plan->partials);
+    free(plan);
+}

@@ -1,0 +1,282 @@
+/* The plan: the whole training step, written down before anything is allocated.
+ *
+ * `ot_plan_make` is a pure function of the model, the flags, the budgets and the machine's rates. It says on
+ * which tier every plane lives, which slots there are, and in which order which operation runs on which lane.
+ * The same lists are printed, simulated (simulate.h), executed (mover.h) and traced.
+ *
+ * Nouns. A layer is the unit of parameters that is fetched whole. A stage is the unit of computation:
+ * embedding, each block, head; it needs one layer or two (a tied head needs its norm and the embedding). A
+ * place is a piece of memory on one tier: the home of a plane's chunk, or a slot that one chunk after another
+ * passes through.
+ *
+ * Invariants (tests/offload/test_plan.c checks them on thousands of random models and budgets):
+ * 1. A list is a topological order: each operation waits only for earlier ones of its list.
+ * 2. Lanes are first-in first-out in list order. So executing a list cannot deadlock.
+ * 3. Any two operations of a list that touch the same place, one of them writing, are ordered by waits and
+ *    lanes; where an NVMe operation must have ended, by waits alone, since those lanes may have several
+ * chunks in flight. Two reads of one NVMe place are ordered as well: the store moves a chunk once at a time.
+ * 4. What an operation reads was written before: by the list, or it was there when the list began. That is so
+ *    for homes and for what is kept on the device; no list counts on what another left in a slot.
+ * 5. Between two lists nothing is in flight. Every home is then up to date, except that after a step the
+ *    gradients of that step still wait for their update, unless the update runs inside backward.
+ * 6. The bytes of all places of a tier add up to the tier's peak, which is within its budget.
+ *
+ * Life of a step. With U = the update of the step before, F = forward, B = backward:
+ *     FIRST: F B      STEADY: U‖F B      DRAIN: U      EVAL: F without saving boundaries
+ * With `update_in_backward` a chunk is updated inside backward, as soon as its gradient is there. Where that
+ * would make backward longer, a share of the chunks (`deferred_chunks`) is still updated in the next forward;
+ * where not, FIRST and STEADY are both F B‖U, and DRAIN is empty. LOAD fills every home, and the weights kept
+ * on the device; SAVE hands every home over, chunk by chunk in model order. Micro-batches run 0 … M-1 in
+ * forward and in backward alike, so that gradients add up in one order wherever things lie. */
+#ifndef OT_OFFLOAD_PLAN_H
+#define OT_OFFLOAD_PLAN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "io/status.h"
+#include "kernels/kernels.h"
+
+typedef enum ot_tier { OT_TIER_DEVICE, OT_TIER_HOST, OT_TIER_NVME, OT_TIERS } ot_tier;
+
+typedef enum ot_plane {
+    OT_PLANE_WEIGHT, /* 16-bit, or FP32; with the split master the high half of it */
+    OT_PLANE_MASTER, /* FP32, or the low half; empty with FP32 weights */
+    OT_PLANE_MOMENT1,
+    OT_PLANE_MOMENT2,
+    OT_PLANE_GRAD,
+    OT_PLANE_ACTIVATION,
+    OT_PLANES,
+} ot_plane;
+
+typedef enum ot_lane {
+    OT_LANE_NVME_READ,
+    OT_LANE_NVME_WRITE,
+    OT_LANE_H2D,
+    OT_LANE_D2H,
+    OT_LANE_COMPUTE,
+    OT_LANE_COLLECTIVE,
+    OT_LANE_CPU,
+    OT_LANES,
+} ot_lane;
+
+/* "device"; "weight"; "nvme-read". */
+const char *ot_tier_name(ot_tier tier);
+const char *ot_plane_name(ot_plane plane);
+const char *ot_lane_name(ot_lane lane);
+
+/* ---- What is asked ---- */
+
+enum { OT_STAGE_LAYERS = 2 };
+
+typedef struct ot_plan_layer {
+    const char *name; /* "model.layers.3"; must outlive the plan */
+    uint64_t params;  /* elements of its flat vector, padding included */
+} ot_plan_layer;
+
+typedef struct ot_plan_stage {
+    const char *name;
+    int layers[OT_STAGE_LAYERS]; /* whose weights it needs; -1: none */
+    /* Of one micro-batch. The last stage (head and loss) has no forward of its own: its backward holds both,
+     * and its forward_flops are those of the loss alone, for evaluation. */
+    double forward_flops, backward_flops; /* with recompute */
+} ot_plan_stage;
+
+/* The share of a plane kind that is to be on a tier, in 0 … 1; the rest goes to the next slower tier. All
+ * zero is automatic, too. */
+typedef struct ot_placement {
+    int automatic;
+    ot_tier tier;
+    double share;
+} ot_placement;
+
+/* What a machine does: measured, or typical. */
+typedef struct ot_rates {
+    double lane[OT_LANES];           /* bytes a second; compute: flops a second */
+    double lane_latency_s[OT_LANES]; /* of one operation */
+    int nvme_half_duplex;            /* reads and writes take turns: together they have the rate of one */
+} ot_rates;
+
+typedef struct ot_plan_request {
+    /* Model, in forward order: stage 0 makes the first boundary, the last one consumes the last. */
+    const ot_plan_layer *layers;
+    size_t layer_count;
+    const ot_plan_stage *stages;
+    size_t stage_count;
+
+    /* One step. */
+    size_t micro_batches;        /* M */
+    uint64_t boundary_bytes;     /* of one micro-batch: b*T*C elements */
+    uint64_t data_bytes;         /* tokens, targets, positions, document starts of a whole step */
+    uint64_t workspace_bytes;    /* device: largest of any stage, one micro-batch */
+    uint64_t device_fixed_bytes; /* device: context, libraries, tables */
+    uint64_t host_fixed_bytes;   /* host: everything that is no place of the plan */
+
+    /* Formats. */
+    ot_dtype weight_dtype;
+    ot_master_format master_format; /* ignored with FP32 weights */
+    ot_dtype moment1_dtype, moment2_dtype;
+    int moments;         /* 2; 1 (SGD with momentum, Lion); 0 */
+    ot_dtype grad_dtype; /* as it crosses to the host */
+
+    /* Choices; 0 or automatic: the plan's. */
+    ot_placement weights;   /* device: kept there as well as at home; host or nvme: the home */
+    ot_placement states;    /* home of weight (unless placed by `weights`), master and moments: host, nvme */
+    ot_placement grads;     /* host, nvme */
+    ot_placement acts;      /* device, host, nvme */
+    int prefetch_depth;     /* layers fetched ahead */
+    uint64_t chunk_params;  /* elements of a chunk, a multiple of OT_SUM_BLOCK */
+    int ring;               /* chunks of a plane in flight between NVMe and the other lanes, at most */
+    int overlap;            /* 0: every operation waits for the one before: the serial reference */
+    int update_in_backward; /* 1: where neither clipping nor loss scaling needs the whole gradient first */
+
+    /* Budgets, in bytes. */
+    uint64_t budget[OT_TIERS];
+
+    ot_rates rates; /* for the automatic choices; where all are 0, those of a usual machine */
+} ot_plan_request;
+
+/* ---- The answer ---- */
+
+/* A piece of memory. Device and host places are ranges of one arena a tier; an NVMe place is a chunk of the
+ * store. */
+typedef struct ot_place {
+    ot_tier tier;
+    ot_plane plane;
+    uint64_t offset; /* device, host: in the arena, a multiple of 4096; nvme: the store's chunk */
+    uint64_t bytes;  /* not padded */
+    int32_t chunk;   /* whose home it is, or -1: a slot */
+} ot_place;
+
+/* A run of `count` elements of a layer's flat vector, from `first`. All planes are cut alike. */
+typedef struct ot_chunk {
+    int32_t layer;
+    uint64_t first, count;
+    /* Place of each plane; -1: the plane does not exist, or lives in slots only. */
+    int32_t home[OT_PLANE_GRAD + 1];
+} ot_chunk;
+
+typedef enum ot_operation_kind {
+    OT_OP_READ,    /* nvme-read:  places[0] nvme → [1] host */
+    OT_OP_WRITE,   /* nvme-write: places[0] host → [1] nvme */
+    OT_OP_H2D,     /* h2d: places[0] host → [1] device, at byte `offset` of it */
+    OT_OP_D2H,     /* d2h: places[0] device, from byte `offset` of it → [1] host */
+    OT_OP_DATA,    /* h2d: the step's tokens and masks → [1] device */
+    OT_OP_FORWARD, /* compute: stage, micro_batch: weights [0] [1], boundary in [2] (-1: stage 0), out [3],
+                      data [4], workspace [5] */
+    OT_OP_HEAD, /* compute: last stage, loss and gradient: weights [0] [1], boundary in [2], its gradient out
+                 * [3] (may be [2]; -1: evaluation, the loss alone), data [4], workspace [5], gradients [6]
+                 * [7] */
+    OT_OP_BACKWARD, /* compute: stage, micro_batch: weights [0] [1], boundary in [2] (-1: stage 0), its
+                     * gradient [3] in place, data [4], workspace [5], gradients [6] [7] */
+    OT_OP_REDUCE, /* compute: layer's FP32 gradient [0] → `grad_dtype` [1] (may be [0] for FP32), and its sums
+                   * of squares, one double for every OT_SUM_BLOCK elements, → [2] */
+    OT_OP_UPDATE, /* cpu: chunk: weight [0], master [1], moment1 [2], moment2 [3], gradient [4] */
+    OT_OP_LOAD,   /* cpu: chunk: fills weight [0], master [1], moment1 [2], moment2 [3] from a model, a
+                     checkpoint or a seed */
+    OT_OP_SAVE,   /* cpu: chunk: hands the same places over, to be written to a checkpoint or hashed */
+    OT_OP_KINDS,
+} ot_operation_kind;
+
+const char *ot_operation_name(ot_operation_kind kind);
+
+enum { OT_OPERATION_PLACES = 8 };
+
+typedef struct ot_operation {
+    ot_operation_kind kind;
+    ot_lane lane;
+    int32_t stage, layer, chunk, micro_batch; /* -1: does not apply */
+    int32_t places[OT_OPERATION_PLACES];      /* as said at the kind; -1: none */
+    uint64_t offset;                          /* of a part of a device place */
+    uint64_t bytes;                           /* moved, or touched by the CPU lane */
+    double flops;
+    int zero_grads; /* bit i: gradient [6+i] is zeroed first, as nothing has added to it in this step */
+    int deferred;   /* update: 1: the gradient is that of the step before, 0: of this step */
+    uint32_t wait_first, wait_count; /* range of ot_list.waits: operations of this list */
+} ot_operation;
+
+typedef enum ot_list_kind {
+    OT_LIST_LOAD,
+    OT_LIST_FIRST,
+    OT_LIST_STEADY,
+    OT_LIST_DRAIN,
+    OT_LIST_EVAL,
+    OT_LIST_SAVE,
+    OT_LISTS,
+} ot_list_kind;
+
+typedef struct ot_list {
+    ot_operation *operations;
+    size_t count;
+    uint32_t *waits;
+    size_t wait_count;
+    uint64_t lane_bytes[OT_LANES];
+    double flops;
+} ot_list;
+
+typedef struct ot_plan {
+    /* The choices that were made. */
+    int prefetch_depth, ring, update_in_backward;
+    size_t deferred_chunks; /* updated in the step after; all of them without update_in_backward */
+    uint64_t chunk_params;
+    double predicted_s; /* of a steady step, at the request's rates */
+    /* Padded: homes, and what is kept on the device; slots, workspace, data and the fixed bytes; both; and
+     * the places alone. */
+    uint64_t plane_bytes[OT_TIERS][OT_PLANES];
+    uint64_t slot_bytes[OT_TIERS];
+    uint64_t peak_bytes[OT_TIERS];
+    uint64_t arena_bytes[OT_TIERS];
+
+    ot_place *places;
+    size_t place_count;
+    ot_chunk *chunks; /* layer after layer, in order of `first` */
+    size_t chunk_count;
+    uint32_t *layer_chunks; /* [layer_count+1]: layer l has chunks layer_chunks[l] … layer_chunks[l+1]-1 */
+    int32_t *resident;      /* [layer_count]: device place of the layer's weights for good, or -1: streamed */
+    size_t nvme_chunk_count; /* chunks of the store */
+    int32_t *partials;       /* [layer_count]: host place of the sums of squares of the layer's gradient */
+    int32_t data_place, workspace_place;
+    ot_list lists[OT_LISTS];
+} ot_plan;
+
+/* Makes a plan, which the caller frees with ot_plan_free. OT_ERR_FIT where the budgets do not hold it: the
+ * text gives need and have per tier. OT_ERR_USAGE for choices that contradict each other. */
+ot_status ot_plan_make(const ot_plan_request *request, ot_plan **out) OT_MUST_CHECK;
+void ot_plan_free(ot_plan *plan); /* NULL is allowed */
+
+/* A change of a request that does not fit. */
+typedef enum ot_change {
+    OT_CHANGE_WEIGHTS, /* a forced placement left to the plan: this one and the three that follow */
+    OT_CHANGE_ACTS,
+    OT_CHANGE_STATES,
+    OT_CHANGE_GRADS,
+    OT_CHANGE_MOMENTS, /* moments in 8 bits */
+    OT_CHANGE_DEVICE,  /* a budget of `bytes` at least */
+    OT_CHANGE_HOST,
+    OT_CHANGE_NVME,
+    OT_CHANGES,
+} ot_change;
+
+typedef struct ot_suggestion {
+    ot_change change;
+    uint64_t bytes;
+    int with_next; /* 1: helps only together with the suggestion that follows */
+} ot_suggestion;
+
+/* The smallest changes that would make a request fit, each by itself where one is enough; otherwise budgets
+ * that do it together. Returns their number, 0 where the request fits as it is or makes no sense. Budgets are
+ * to the MiB and, where states are to be split between host and NVMe, to a chunk or two. */
+size_t ot_plan_suggest(const ot_plan_request *request, ot_suggestion out[OT_CHANGES]);
+
+/* Bytes that `count` elements of a plane take in the formats of the request; 0: the plane does not exist.
+ * Scales of 8-bit moments follow the values, at ot_moment_scales. `count` starts at a multiple of
+ * OT_MOMENT_BLOCK. */
+uint64_t ot_plane_bytes(const ot_plan_request *request, ot_plane plane, uint64_t count);
+
+/* The byte at which the scales begin in a chunk of `count` 8-bit moments: the values fill whole blocks. */
+static inline uint64_t ot_moment_scales(uint64_t count)
+{
+    return (count + OT_MOMENT_BLOCK - 1) / OT_MOMENT_BLOCK * OT_MOMENT_BLOCK;
+}
+
+#endif

@@ -1,0 +1,109 @@
+/* A plan in the making, shared by the files that make it: plan.c makes the choices, plan_fit.c fits them into
+ * the budgets, plan_places.c lays the places out, plan_lists.c writes the lists, plan_suggest.c tries out
+ * what would fit.
+ *
+ * A visit is one stage's turn in a step: forward through stages 0 … S-2, the head S-1, backward through S-2 …
+ * 0. So there are 2S-1 visits, each of M micro-batches. */
+#ifndef OT_OFFLOAD_PLAN_DRAFT_H
+#define OT_OFFLOAD_PLAN_DRAFT_H
+
+#include "offload/plan.h"
+
+enum { OT_RING_MIN = 2 };
+
+/* Everything that is free to choose once the chunks are cut. Counts are of whole things, so that shares are
+ * exact. */
+typedef struct ot_choice {
+    int prefetch_depth, ring;
+    int large_first; /* large layers before others become resident */
+    size_t resident_layers;
+    size_t device_boundaries; /* boundaries of all micro-batches kept on the device, the last ones first */
+    size_t host_acts;         /* of the boundaries of single micro-batches that are not on the device */
+    size_t host_grads;        /* of all chunks */
+    size_t host_weights;      /* of the streamed layers' chunks, or of all where `weights` places the homes */
+    size_t host_states;       /* of all chunks */
+    int deferred_16th;        /* update_in_backward: the share of the updates left to the next forward */
+} ot_choice;
+
+/* Slots of one size that are used in turn. */
+typedef struct ot_pool {
+    int32_t first; /* place; the others follow it */
+    size_t count, next;
+} ot_pool;
+
+/* Layers that use one device slot after the other; times are visits, both ends included. */
+typedef struct ot_stay {
+    uint64_t bytes;
+    int32_t first, last;
+    int32_t tag;  /* the layer */
+    int32_t slot; /* of the slots made for these stays; then its place */
+} ot_stay;
+
+typedef struct ot_draft {
+    const ot_plan_request *request;
+    ot_rates rates; /* the request's, with usual ones for those not given */
+    size_t S, M, V; /* stages, micro-batches, visits */
+    ot_choice choice;
+    ot_plan *plan;
+    size_t place_room;
+
+    /* By layer: first visit of all, first and last visit of its gradient. */
+    int32_t *first_visit, *first_backward, *last_backward;
+    int32_t *grad32, *staging; /* device places of its FP32 gradient and of what crosses */
+    uint8_t *small, *large;
+    /* By visit, for each of the stage's layers: place of the weights, and whether they are fetched for this
+     * visit. */
+    int32_t (*weights)[OT_STAGE_LAYERS];
+    uint8_t (*fetched)[OT_STAGE_LAYERS];
+    uint8_t *deferred;        /* by chunk: updated in the step after, and so its gradient has a home */
+    int32_t *boundary;        /* [S][M]: home of the boundary in front of a stage, -1: none */
+    ot_stay *stays;           /* [layer_count + V * OT_STAGE_LAYERS] */
+    uint64_t *slot_sizes;     /* as many */
+    int32_t sums[2];          /* device slots of the sums of squares */
+    ot_pool rings[OT_PLANES]; /* host: what passes between NVMe and the other lanes */
+    ot_pool act_slots;        /* device: the boundaries at hand */
+    size_t act_spare;         /* act_slots beyond one a micro-batch */
+} ot_draft;
+
+/* Checks the request, cuts the chunks, and allocates everything but places and lists. */
+ot_status ot_draft_open(const ot_plan_request *request, ot_draft *draft) OT_MUST_CHECK;
+void ot_draft_close(ot_draft *draft); /* the plan, too, if it is still there */
+
+/* Lays out all places for draft->choice and sums them up. */
+ot_status ot_draft_layout(ot_draft *draft) OT_MUST_CHECK;
+
+/* Places to `boundary` etc. of the k-th of n things spread evenly: whether thing i is among the k. */
+static inline int ot_spread(size_t i, size_t k, size_t n)
+{
+    return n > 0 && (i + 1) * k / n > i * k / n;
+}
+
+/* Completes draft->choice, in which prefetch_depth, ring, large_first and deferred_16th are set, so that as
+ * much as possible is fast: first what is kept on the device, boundaries before weights with `acts_first`;
+ * then what is in host memory. Sets *fits; where it does not, the layout is the smallest. */
+ot_status ot_draft_fit_device(ot_draft *draft, int acts_first) OT_MUST_CHECK;
+ot_status ot_draft_fit_host(ot_draft *draft, int *fits) OT_MUST_CHECK;
+
+/* Sets the choice whose layout is the smallest, to be fitted with boundaries first. */
+void ot_draft_smallest(ot_draft *draft);
+
+/* Writes one list for the layout at hand. */
+ot_status ot_draft_list(ot_draft *draft, ot_list_kind kind, ot_list *out) OT_MUST_CHECK;
+
+static inline size_t ot_draft_layers(const ot_draft *draft)
+{
+    return draft->request->layer_count;
+}
+
+/* The stage of a visit. */
+static inline size_t ot_visit_stage(const ot_draft *draft, size_t visit)
+{
+    return visit < draft->S ? visit : 2 * draft->S - 2 - visit;
+}
+
+static inline int ot_is_automatic(ot_placement placement)
+{
+    return placement.automatic || (placement.tier == OT_TIER_DEVICE && placement.share <= 0);
+}
+
+#endif

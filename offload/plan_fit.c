@@ -1,0 +1,132 @@
+/* Fits a plan into the budgets: what is kept on the device, and then what on the host. */
+#include <string.h>
+
+#include "offload/plan_draft.h"
+
+static size_t share_of(ot_placement placement, size_t count)
+{
+    return (size_t)(placement.share * (double)count + 0.5);
+}
+
+/* Tries a knob of the choice at `value`: whether what it fills still fits into its tier. */
+static ot_status try_value(ot_draft *draft, size_t *knob, size_t value, ot_tier tier, int *fits)
+{
+    *knob = value;
+    OT_TRY(ot_draft_layout(draft));
+    *fits = draft->plan->peak_bytes[tier] <= draft->request->budget[tier];
+    return OT_OK;
+}
+
+/* Turns a knob up as far as its tier allows, and leaves the layout so. */
+static ot_status maximise(ot_draft *draft, size_t *knob, size_t most, ot_tier tier)
+{
+    int fits;
+    size_t low = 0, high = most;
+    OT_TRY(try_value(draft, knob, most, tier, &fits));
+    if (fits)
+        return OT_OK;
+    while (low + 1 < high) {
+        size_t middle = low + (high - low) / 2;
+        OT_TRY(try_value(draft, knob, middle, tier, &fits));
+        *(fits ? &low : &high) = middle;
+    }
+    return try_value(draft, knob, low, tier, &fits);
+}
+
+/* ---- device ---- */
+
+ot_status ot_draft_fit_device(ot_draft *draft, int acts_first)
+{
+    const ot_plan_request *request = draft->request;
+    ot_choice *choice = &draft->choice;
+    size_t layers = request->layer_count, boundaries = draft->S - 2;
+    int weights_free = ot_is_automatic(request->weights), acts_free = ot_is_automatic(request->acts);
+    choice->host_acts = choice->host_grads = choice->host_weights = choice->host_states = 0;
+    choice->resident_layers = 0;
+    choice->device_boundaries = 0;
+    if (!weights_free && request->weights.tier == OT_TIER_DEVICE)
+        choice->resident_layers = share_of(request->weights, layers);
+    if (!acts_free && request->acts.tier == OT_TIER_DEVICE)
+        choice->device_boundaries = share_of(request->acts, boundaries);
+    if (acts_first && acts_free)
+        OT_TRY(maximise(draft, &choice->device_boundaries, boundaries, OT_TIER_DEVICE));
+    if (weights_free)
+        OT_TRY(maximise(draft, &choice->resident_layers, layers, OT_TIER_DEVICE));
+    if (!acts_first && acts_free)
+        OT_TRY(maximise(draft, &choice->device_boundaries, boundaries, OT_TIER_DEVICE));
+    /* Which layers come first makes no difference where all or none are kept. */
+    if (choice->resident_layers == 0 || choice->resident_layers == layers)
+        choice->large_first = 1;
+    return ot_draft_layout(draft);
+}
+
+/* ---- host ---- */
+
+typedef struct host_knob {
+    size_t *value, most;
+    ot_placement placement;
+    int free; /* the plan's to turn */
+} host_knob;
+
+enum { HOST_KNOBS = 4 };
+
+/* In the order in which they get host memory. */
+static void list_host_knobs(ot_draft *draft, host_knob knobs[HOST_KNOBS])
+{
+    const ot_plan_request *request = draft->request;
+    ot_choice *choice = &draft->choice;
+    size_t chunks = draft->plan->chunk_count, streamed = 0;
+    for (size_t c = 0; c < chunks; c++)
+        streamed += draft->plan->resident[draft->plan->chunks[c].layer] < 0;
+    size_t acts = (draft->S - 2 - choice->device_boundaries) * draft->M;
+    int weights_free = ot_is_automatic(request->weights) || request->weights.tier == OT_TIER_DEVICE;
+    knobs[0] = (host_knob){&choice->host_acts, acts, request->acts, ot_is_automatic(request->acts)};
+    knobs[1] = (host_knob){&choice->host_grads, chunks, request->grads, ot_is_automatic(request->grads)};
+    knobs[2] =
+        (host_knob){&choice->host_weights, weights_free ? streamed : chunks, request->weights, weights_free};
+    knobs[3] = (host_knob){&choice->host_states, chunks, request->states, ot_is_automatic(request->states)};
+    if (!knobs[0].free && request->acts.tier == OT_TIER_DEVICE)
+        knobs[0].placement = (ot_placement){.tier = OT_TIER_HOST, .share = 1};
+}
+
+static int all_fit(const ot_draft *draft)
+{
+    for (int tier = 0; tier < OT_TIERS; tier++)
+        if (draft->plan->peak_bytes[tier] > draft->request->budget[tier])
+            return 0;
+    return 1;
+}
+
+ot_status ot_draft_fit_host(ot_draft *draft, int *fits)
+{
+    host_knob knobs[HOST_KNOBS];
+    list_host_knobs(draft, knobs);
+    for (int k = 0; k < HOST_KNOBS; k++) {
+        int on_host = knobs[k].placement.tier == OT_TIER_HOST;
+        *knobs[k].value = knobs[k].free ? knobs[k].most
+                          : on_host     ? share_of(knobs[k].placement, knobs[k].most)
+                                        : 0;
+    }
+    OT_TRY(ot_draft_layout(draft));
+    *fits = all_fit(draft);
+    if (*fits || draft->request->budget[OT_TIER_NVME] == 0)
+        return OT_OK;
+    for (int k = 0; k < HOST_KNOBS; k++)
+        if (knobs[k].free)
+            *knobs[k].value = 0;
+    for (int k = 0; k < HOST_KNOBS; k++)
+        if (knobs[k].free)
+            OT_TRY(maximise(draft, knobs[k].value, knobs[k].most, OT_TIER_HOST));
+    OT_TRY(ot_draft_layout(draft));
+    *fits = all_fit(draft);
+    return OT_OK;
+}
+
+void ot_draft_smallest(ot_draft *draft)
+{
+    const ot_plan_request *request = draft->request;
+    memset(&draft->choice, 0, sizeof draft->choice);
+    draft->choice.ring = request->ring > 0 ? request->ring : OT_RING_MIN;
+    draft->choice.prefetch_depth = request->prefetch_depth > 0 ? request->prefetch_depth : 1;
+    draft->choice.large_first = 1;
+}

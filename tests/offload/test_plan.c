@@ -1,0 +1,437 @@
+/* Plans of thousands of random models, checked by what their lists do; what does not fit; traffic by closed
+ * forms. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "io/host.h"
+#include "tests/support/plan.h"
+#include "tests/support/test.h"
+
+enum { RANDOM_MODELS = 2000 };
+
+static void check_all(const ot_plan_request *request, const ot_plan *plan, uint64_t seed)
+{
+    check_places(request, plan);
+    for (int kind = 0; kind < OT_LISTS; kind++)
+        check_order(plan, (ot_list_kind)kind);
+    check_life(request, plan, seed);
+}
+
+/* ---- random models ---- */
+
+static void every_plan_keeps_the_invariants(void **state)
+{
+    (void)state;
+    static model m;
+    for (uint64_t seed = 0; seed < RANDOM_MODELS; seed++) {
+        ot_plan *plan;
+        model_random(&m, seed);
+        if (ot_plan_make(&m.request, &plan) != OT_OK)
+            fail_msg("seed %d: %s", (int)seed, ot_error_text());
+        check_all(&m.request, plan, seed);
+        ot_plan_free(plan);
+    }
+}
+
+/* Budgets between nothing and what an unlimited plan takes. */
+static void tight_budgets_are_kept_or_refused(void **state)
+{
+    (void)state;
+    static model m;
+    size_t fit = 0, nvme_used = 0;
+    for (uint64_t seed = 0; seed < RANDOM_MODELS; seed++) {
+        ot_plan *plan;
+        uint64_t draws = seed + 1000000, least[OT_TIERS] = {0};
+        model_random(&m, seed);
+        assert_int_equal(ot_plan_make(&m.request, &plan), OT_OK);
+        for (int tier = 0; tier < OT_TIERS; tier++)
+            least[tier] = plan->peak_bytes[tier];
+        ot_plan_free(plan);
+        if (draw(&draws, 4))
+            m.request.weights.automatic = m.request.states.automatic = m.request.acts.automatic = 1;
+        m.request.budget[OT_TIER_DEVICE] = least[OT_TIER_DEVICE] * (50 + draw(&draws, 60)) / 100;
+        m.request.budget[OT_TIER_HOST] = least[OT_TIER_HOST] * (40 + draw(&draws, 70)) / 100;
+        if (draw(&draws, 4) == 0)
+            m.request.budget[OT_TIER_NVME] = draw(&draws, 2) * least[OT_TIER_HOST] * draw(&draws, 101) / 100;
+        if (ot_plan_make(&m.request, &plan) != OT_OK) {
+            assert_non_null(strstr(ot_error_text(), "too little"));
+            continue;
+        }
+        fit++;
+        nvme_used += plan->nvme_chunk_count > 0;
+        check_all(&m.request, plan, seed);
+        ot_plan_free(plan);
+    }
+    print_message("%zu of %d fit, %zu with the help of NVMe\n", fit, RANDOM_MODELS, nvme_used);
+    assert_true(fit > RANDOM_MODELS / 6 && fit < RANDOM_MODELS && nvme_used > RANDOM_MODELS / 8);
+}
+
+static int same_work(const ot_operation *a, const ot_operation *b)
+{
+    return a->kind == b->kind && a->stage == b->stage && a->layer == b->layer && a->chunk == b->chunk &&
+           a->micro_batch == b->micro_batch && a->bytes == b->bytes && a->deferred == b->deferred;
+}
+
+/* With the same choices the serial reference does the same, one after the other. */
+static void serial_lists_are_the_same(void **state)
+{
+    (void)state;
+    static model m;
+    for (uint64_t seed = 0; seed < 300; seed++) {
+        ot_plan *plans[2];
+        model_random(&m, seed);
+        m.request.prefetch_depth = 1 + (int)(seed % 3);
+        m.request.weights.share = 1;
+        m.request.update_in_backward = 0;
+        for (int overlap = 0; overlap < 2; overlap++) {
+            m.request.overlap = overlap;
+            assert_int_equal(ot_plan_make(&m.request, &plans[overlap]), OT_OK);
+        }
+        for (int kind = 0; kind < OT_LISTS; kind++) {
+            const ot_list *serial = &plans[0]->lists[kind], *list = &plans[1]->lists[kind];
+            assert_int_equal(serial->count, list->count);
+            for (size_t o = 0; o < list->count; o++) {
+                assert_true(same_work(&serial->operations[o], &list->operations[o]));
+                assert_int_equal(serial->operations[o].wait_count, o > 0);
+                assert_true(o == 0 || serial->waits[serial->operations[o].wait_first] == o - 1);
+            }
+        }
+        ot_plan_free(plans[0]);
+        ot_plan_free(plans[1]);
+    }
+}
+
+/* ---- traffic ---- */
+
+static uint64_t layer_planes(const ot_plan_request *request, const ot_plan *plan, size_t c, int from, int to)
+{
+    uint64_t bytes = 0;
+    for (int p = from; p <= to; p++)
+        bytes += ot_plane_bytes(request, (ot_plane)p, plan->chunks[c].count);
+    return bytes;
+}
+
+/* Everything on NVMe, nothing kept on the device: what one step moves, counted by hand. */
+static void traffic_adds_up(void **state)
+{
+    (void)state;
+    static model m;
+    for (uint64_t seed = 0; seed < 300; seed++) {
+        ot_plan *plan;
+        model_random(&m, seed);
+        ot_plan_request *r = &m.request;
+        ot_placement nvme = {.tier = OT_TIER_NVME, .share = 1};
+        r->weights = r->states = r->grads = r->acts = nvme;
+        r->update_in_backward = 0;
+        r->prefetch_depth = 1;
+        assert_int_equal(ot_plan_make(r, &plan), OT_OK);
+        const ot_list *steady = &plan->lists[OT_LIST_STEADY];
+        uint64_t weights = 0, states = 0, grads = 0, sums = 0, acts = 0, again = 0;
+        int weight_read = r->weight_dtype == OT_FP32 || r->master_format == OT_MASTER_SPLIT;
+        for (size_t c = 0; c < plan->chunk_count; c++) {
+            weights += layer_planes(r, plan, c, OT_PLANE_WEIGHT, OT_PLANE_WEIGHT);
+            states += layer_planes(r, plan, c, OT_PLANE_MASTER, OT_PLANE_MOMENT2);
+            grads += layer_planes(r, plan, c, OT_PLANE_GRAD, OT_PLANE_GRAD);
+        }
+        for (size_t l = 0; l < r->layer_count; l++)
+            sums += (r->layers[l].params + OT_SUM_BLOCK - 1) / OT_SUM_BLOCK * 8;
+        acts = (r->stage_count - 2) * r->micro_batches * r->boundary_bytes;
+        /* Fetched again for backward: all but the head's layers and those of the stage before it, which is
+         * still in its slot. A tied embedding is fetched for the head as well, unless the one block does not
+         * push it out. */
+        size_t S = r->stage_count;
+        int tied = r->stages[S - 1].layers[1] == 0;
+        for (size_t s = tied && S == 3; s + 2 < S; s++)
+            again += r->layers[r->stages[s].layers[0]].params * ot_dtype_bytes(r->weight_dtype);
+        if (tied && S > 3)
+            again += r->layers[0].params * ot_dtype_bytes(r->weight_dtype);
+        assert_int_equal(steady->lane_bytes[OT_LANE_H2D], r->data_bytes + weights + again + acts);
+        assert_int_equal(steady->lane_bytes[OT_LANE_D2H], grads + sums + acts);
+        assert_int_equal(steady->lane_bytes[OT_LANE_NVME_WRITE], weights + states + grads + acts);
+        assert_int_equal(steady->lane_bytes[OT_LANE_NVME_READ],
+                         (weight_read ? weights : 0) + states + grads + again + acts);
+        assert_int_equal(steady->lane_bytes[OT_LANE_CPU],
+                         (weight_read ? 2 : 1) * weights + 2 * states + grads);
+        double flops = 0;
+        for (size_t s = 0; s < S; s++)
+            flops += (s + 1 < S ? r->stages[s].forward_flops : 0) + r->stages[s].backward_flops;
+        assert_true(steady->flops > 0.999999 * flops * (double)r->micro_batches &&
+                    steady->flops < 1.000001 * flops * (double)r->micro_batches);
+        ot_plan_free(plan);
+    }
+}
+
+/* ---- placements ---- */
+
+static ot_plan *make(const model *m)
+{
+    ot_plan *plan;
+    if (ot_plan_make(&m->request, &plan) != OT_OK)
+        fail_msg("%s", ot_error_text());
+    return plan;
+}
+
+static void nvme_takes_less_host_memory(void **state)
+{
+    (void)state;
+    static model m;
+    for (uint64_t seed = 0; seed < 200; seed++) {
+        uint64_t host[2], chunks = 0;
+        model_random(&m, seed);
+        m.request.ring = 8;
+        m.request.moments = 2;
+        m.request.update_in_backward = 0;
+        for (int nvme = 0; nvme < 2; nvme++) {
+            m.request.states = (ot_placement){.tier = nvme ? OT_TIER_NVME : OT_TIER_HOST, .share = 1};
+            ot_plan *plan = make(&m);
+            host[nvme] = plan->peak_bytes[OT_TIER_HOST];
+            chunks = plan->chunk_count;
+            ot_plan_free(plan);
+        }
+        if (host[1] > host[0] || (host[1] == host[0] && chunks > 16))
+            fail_msg("seed %d: %d chunks, host %llu with nvme, %llu without", (int)seed, (int)chunks,
+                     (unsigned long long)host[1], (unsigned long long)host[0]);
+    }
+}
+
+static void a_share_is_kept(void **state)
+{
+    (void)state;
+    static model m;
+    model_7b(&m, 4096);
+    for (int percent = 0; percent <= 100; percent += 10) {
+        m.request.states = (ot_placement){.tier = OT_TIER_HOST, .share = percent / 100.0};
+        ot_plan *plan = make(&m);
+        double host = (double)plan->plane_bytes[OT_TIER_HOST][OT_PLANE_MOMENT1];
+        double nvme = (double)plan->plane_bytes[OT_TIER_NVME][OT_PLANE_MOMENT1];
+        assert_true(host / (host + nvme) > percent / 100.0 - 0.01 &&
+                    host / (host + nvme) < percent / 100.0 + 0.01);
+        /* Spread evenly: in any run of 50 chunks about as many as anywhere else. */
+        for (size_t c = 0; c + 50 < plan->chunk_count; c++) {
+            int on_host = 0;
+            for (size_t i = c; i < c + 50; i++)
+                on_host += plan->places[plan->chunks[i].home[OT_PLANE_MOMENT1]].tier == OT_TIER_HOST;
+            assert_true(abs(on_host - percent / 2) <= 1);
+        }
+        ot_plan_free(plan);
+    }
+}
+
+/* Weights first on the device, then states in host memory, and no more on NVMe than must be. */
+static void memory_is_used_up(void **state)
+{
+    (void)state;
+    static model m;
+    model_7b(&m, 4096);
+    machine_4090(&m, 64, 1);
+    ot_plan *plan = make(&m);
+    for (size_t l = 0; l < m.request.layer_count; l++)
+        assert_true(plan->resident[l] >= 0);
+    uint64_t group = 12 * plan->chunk_params;
+    assert_true(plan->peak_bytes[OT_TIER_HOST] + 2 * group > m.request.budget[OT_TIER_HOST]);
+    ot_plan_free(plan);
+}
+
+/* ---- refusals ---- */
+
+static void what_does_not_fit_is_told(void **state)
+{
+    (void)state;
+    static model m;
+    ot_plan *plan;
+    model_7b(&m, 4096);
+    machine_4090(&m, 128, 0);
+    m.request.budget[OT_TIER_DEVICE] = (uint64_t)3 << 30;
+    assert_int_equal(ot_plan_make(&m.request, &plan), OT_ERR_FIT);
+    assert_null(plan);
+    assert_non_null(strstr(ot_error_text(), "device needs "));
+    assert_non_null(strstr(ot_error_text(), "has 3 GiB, too little"));
+    machine_4090(&m, 24, 0);
+    assert_int_equal(ot_plan_make(&m.request, &plan), OT_ERR_FIT);
+    assert_non_null(strstr(ot_error_text(), "host needs "));
+    assert_non_null(strstr(ot_error_text(), "too little (most of it: moment1); nvme needs 0 B"));
+    machine_4090(&m, 24, 1);
+    m.request.budget[OT_TIER_NVME] = (uint64_t)10 << 30;
+    assert_int_equal(ot_plan_make(&m.request, &plan), OT_ERR_FIT);
+    assert_non_null(strstr(ot_error_text(), "nvme needs "));
+    assert_non_null(strstr(ot_error_text(), "has 10 GiB, too little"));
+}
+
+/* With the most that was asked for as the budget the same plan still fits. */
+static void need_is_enough(void **state)
+{
+    (void)state;
+    static model m;
+    for (uint64_t seed = 0; seed < 500; seed++) {
+        model_random(&m, seed);
+        ot_plan *plan = make(&m);
+        memcpy(m.request.budget, plan->peak_bytes, sizeof m.request.budget);
+        ot_plan_free(plan);
+        plan = make(&m);
+        ot_plan_free(plan);
+    }
+}
+
+static int fits(const ot_plan_request *request)
+{
+    ot_plan *plan;
+    ot_status status = ot_plan_make(request, &plan);
+    ot_plan_free(plan);
+    assert_true(status == OT_OK || status == OT_ERR_FIT);
+    return status == OT_OK;
+}
+
+/* Applies one suggestion; budgets less `short_of` bytes. */
+static void follow(ot_plan_request *r, const ot_suggestion *s, uint64_t short_of)
+{
+    const ot_placement automatic = {.automatic = 1};
+    switch (s->change) {
+    case OT_CHANGE_WEIGHTS:
+        r->weights = automatic;
+        break;
+    case OT_CHANGE_ACTS:
+        r->acts = automatic;
+        break;
+    case OT_CHANGE_STATES:
+        r->states = automatic;
+        break;
+    case OT_CHANGE_GRADS:
+        r->grads = automatic;
+        break;
+    case OT_CHANGE_MOMENTS:
+        r->moment1_dtype = r->moment2_dtype = OT_INT8;
+        break;
+    case OT_CHANGE_DEVICE:
+        r->budget[OT_TIER_DEVICE] = s->bytes - short_of;
+        break;
+    case OT_CHANGE_HOST:
+        r->budget[OT_TIER_HOST] = s->bytes - short_of;
+        break;
+    case OT_CHANGE_NVME:
+        r->budget[OT_TIER_NVME] = s->bytes - short_of;
+        break;
+    case OT_CHANGES:
+        fail();
+    }
+}
+
+/* Followed, a suggestion makes the request fit; a budget of a little less does not. */
+static void suggestions_help_and_are_the_smallest(void **state)
+{
+    (void)state;
+    static model m;
+    size_t seen[OT_CHANGES] = {0}, together = 0;
+    for (uint64_t seed = 0; seed < 40; seed++) {
+        uint64_t draws = seed;
+        model_7b(&m, (size_t)4096 << draw(&draws, 4));
+        machine_4090(&m, 8 << draw(&draws, 5), (int)draw(&draws, 2));
+        ot_plan_request *r = &m.request;
+        r->chunk_params = 256 * OT_SUM_BLOCK * (1 + draw(&draws, 2));
+        r->budget[OT_TIER_DEVICE] = (uint64_t)(3 << draw(&draws, 4)) << 30;
+        if (draw(&draws, 3) == 0)
+            r->budget[OT_TIER_NVME] /= 40;
+        if (draw(&draws, 2))
+            r->weights = r->acts = (ot_placement){.tier = OT_TIER_DEVICE, .share = 1};
+        if (draw(&draws, 2))
+            r->states = r->grads = (ot_placement){.tier = OT_TIER_HOST, .share = 1};
+        ot_suggestion s[OT_CHANGES];
+        size_t count = ot_plan_suggest(r, s);
+        assert_int_equal(count > 0, !fits(r));
+        for (size_t i = 0; i < count; i++) {
+            ot_plan_request changed = *r, less = *r;
+            size_t last = i;
+            for (; s[last].with_next; last++)
+                follow(&changed, &s[last], 0);
+            follow(&changed, &s[last], 0);
+            assert_true(fits(&changed));
+            seen[s[i].change]++;
+            together += s[i].with_next != 0;
+            less = changed;
+            /* The host holds whole chunks, so that budgets are to the states of a chunk or two. */
+            follow(&less, &s[i], (2 << 20) + (s[i].change == OT_CHANGE_DEVICE ? 0 : 28 * r->chunk_params));
+            if (s[i].change >= OT_CHANGE_DEVICE && fits(&less))
+                fail_msg("seed %d: change %d is more than is needed", (int)seed, (int)s[i].change);
+            i = last;
+        }
+    }
+    for (int change = 0; change < OT_CHANGES; change++)
+        print_message("change %d: %zu times\n", change, seen[change]);
+    assert_true(seen[OT_CHANGE_DEVICE] > 0 && seen[OT_CHANGE_HOST] > 0 && seen[OT_CHANGE_NVME] > 0 &&
+                together > 0 && seen[OT_CHANGE_MOMENTS] > 0 && seen[OT_CHANGE_STATES] > 0);
+}
+
+static void contradictions_are_refused(void **state)
+{
+    (void)state;
+    static model m;
+    ot_plan *plan;
+    for (int wrong = 0; wrong < 13; wrong++) {
+        model_7b(&m, 4096);
+        ot_plan_request *r = &m.request;
+        ot_placement device = {.tier = OT_TIER_DEVICE, .share = 1},
+                     part = {.tier = OT_TIER_NVME, .share = 0.5};
+        switch (wrong) {
+        case 0:
+            r->states = device;
+            break;
+        case 1:
+            r->grads = device;
+            break;
+        case 2:
+            r->acts = part;
+            break;
+        case 3:
+            r->weights = (ot_placement){.tier = OT_TIER_HOST, .share = 1.5};
+            break;
+        case 4:
+            r->chunk_params = OT_SUM_BLOCK + 1;
+            break;
+        case 5:
+            r->ring = 1;
+            break;
+        case 6:
+            r->prefetch_depth = -1;
+            break;
+        case 7:
+            r->stage_count = 1;
+            break;
+        case 8:
+            r->micro_batches = 0;
+            break;
+        case 9:
+            m.stages[3].layers[0] = 99;
+            break;
+        case 10:
+            m.stages[3].layers[0] = 2;
+            break;
+        case 11:
+            m.layers[3].params = 0;
+            break;
+        default:
+            r->weight_dtype = OT_FP16;
+            break;
+        }
+        if (ot_plan_make(r, &plan) != OT_ERR_USAGE)
+            fail_msg("contradiction %d is not refused", wrong);
+        assert_null(plan);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_plan_keeps_the_invariants),
+        cmocka_unit_test(tight_budgets_are_kept_or_refused),
+        cmocka_unit_test(serial_lists_are_the_same),
+        cmocka_unit_test(traffic_adds_up),
+        cmocka_unit_test(nvme_takes_less_host_memory),
+        cmocka_unit_test(a_share_is_kept),
+        cmocka_unit_test(memory_is_used_up),
+        cmocka_unit_test(what_does_not_fit_is_told),
+        cmocka_unit_test(need_is_enough),
+        cmocka_unit_test(suggestions_help_and_are_the_smallest),
+        cmocka_unit_test(contradictions_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,407 @@
+/* Runs the lists of a plan over symbols instead of numbers: every place holds parts, each with a tag that
+ * says which value of which step it is. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/plan.h"
+#include "tests/support/test.h"
+
+enum { PARTS_MAX = 64 };
+
+typedef enum value {
+    EMPTY,
+    PLANE_OF_CHUNK, /* a = chunk, b = plane, version; of gradients the step */
+    BOUNDARY,       /* a = stage it is in front of, b = micro-batch, version = step */
+    BOUNDARY_GRAD,  /* the same */
+    LAYER_GRAD,     /* a = layer, version = hash of what was added */
+    LAYER_REDUCED,  /* a = layer, version = step */
+    LAYER_SUMS,     /* the same */
+    STEP_DATA,      /* version = step, or evaluation */
+} value;
+
+typedef struct tag {
+    value value;
+    int64_t a, b;
+    uint64_t version;
+} tag;
+
+typedef struct part {
+    uint64_t from, to;
+    tag tag;
+} part;
+
+typedef struct content {
+    part parts[PARTS_MAX];
+    size_t count;
+} content;
+
+typedef struct world {
+    const ot_plan_request *request;
+    const ot_plan *plan;
+    ot_list_kind list;
+    content *places;
+    uint64_t *version;  /* [chunk]: updates so far */
+    int64_t step, data; /* steps so far; data sets so far */
+    uint64_t before;    /* steps done when the list began */
+    int *handed;        /* [chunk]: loaded or saved in this list */
+    int32_t handed_last;
+    size_t heads; /* in this list */
+    int *reduced; /* [layer] in this list */
+} world;
+
+/* ---- contents ---- */
+
+static void put(world *w, int32_t place, uint64_t from, uint64_t to, tag new)
+{
+    content *c = &w->places[place];
+    assert_true(to <= w->plan->places[place].bytes);
+    size_t kept = 0;
+    for (size_t p = 0; p < c->count; p++)
+        if (c->parts[p].to <= from || to <= c->parts[p].from)
+            c->parts[kept++] = c->parts[p];
+    c->count = kept;
+    if (new.value == EMPTY)
+        return;
+    assert_true(c->count < PARTS_MAX);
+    c->parts[c->count++] = (part){from, to, new};
+}
+
+static void put_all(world *w, int32_t place, tag new)
+{
+    put(w, place, 0, w->plan->places[place].bytes, new);
+}
+
+static tag get(const world *w, int32_t place, uint64_t from, uint64_t to)
+{
+    const content *c = &w->places[place];
+    for (size_t p = 0; p < c->count; p++)
+        if (c->parts[p].from == from && c->parts[p].to == to)
+            return c->parts[p].tag;
+    return (tag){EMPTY, 0, 0, 0};
+}
+
+static void expect(tag found, value kind, int64_t a, int64_t b, uint64_t version)
+{
+    if (found.value != kind || found.a != a || found.b != b || found.version != version)
+        fail_msg("found value %d (%lld, %lld) of %llu, expected %d (%lld, %lld) of %llu", (int)found.value,
+                 (long long)found.a, (long long)found.b, (unsigned long long)found.version, (int)kind,
+                 (long long)a, (long long)b, (unsigned long long)version);
+}
+
+static uint64_t bytes_of(const world *w, int32_t chunk, int plane)
+{
+    return ot_plane_bytes(w->request, (ot_plane)plane, w->plan->chunks[chunk].count);
+}
+
+/* ---- what operations need and give ---- */
+
+/* A whole move: what lies there goes over as it is. */
+static void do_move(world *w, const ot_operation *o)
+{
+    uint64_t bytes = o->bytes;
+    if (o->kind == OT_OP_D2H && o->chunk >= 0) {
+        expect(get(w, o->places[0], 0, w->plan->places[o->places[0]].bytes), LAYER_REDUCED, o->layer, 0,
+               (uint64_t)w->step);
+        const ot_chunk *chunk = &w->plan->chunks[o->chunk];
+        assert_int_equal(chunk->layer, o->layer);
+        assert_int_equal(o->offset, chunk->first * ot_dtype_bytes(w->request->grad_dtype));
+        assert_int_equal(bytes, bytes_of(w, o->chunk, OT_PLANE_GRAD));
+        put(w, o->places[1], 0, bytes, (tag){PLANE_OF_CHUNK, o->chunk, OT_PLANE_GRAD, (uint64_t)w->step});
+        return;
+    }
+    uint64_t from = o->kind == OT_OP_D2H ? o->offset : 0, to = o->kind == OT_OP_H2D ? o->offset : 0;
+    tag moved = get(w, o->places[0], from, from + bytes);
+    if (o->kind == OT_OP_D2H && o->layer >= 0)
+        moved = get(w, o->places[0], 0, w->plan->places[o->places[0]].bytes);
+    if (moved.value == EMPTY)
+        fail_msg("%s of chunk %d, stage %d: nothing there", ot_operation_name(o->kind), o->chunk, o->stage);
+    if (o->stage >= 0)
+        expect(moved, BOUNDARY, o->stage, o->micro_batch, (uint64_t)w->data);
+    else if (o->chunk >= 0) {
+        assert_int_equal(moved.value, PLANE_OF_CHUNK);
+        assert_int_equal(moved.a, o->chunk);
+    }
+    put(w, o->places[1], to, to + bytes, moved);
+}
+
+static void expect_weights(world *w, int32_t place, int layer)
+{
+    if (layer < 0) {
+        assert_int_equal(place, -1);
+        return;
+    }
+    assert_true(place >= 0);
+    uint64_t width = ot_dtype_bytes(w->request->weight_dtype);
+    uint64_t newest = w->list == OT_LIST_EVAL ? (uint64_t)w->step : w->before;
+    for (uint32_t c = w->plan->layer_chunks[layer]; c < w->plan->layer_chunks[layer + 1]; c++) {
+        const ot_chunk *chunk = &w->plan->chunks[c];
+        expect(get(w, place, chunk->first * width, (chunk->first + chunk->count) * width), PLANE_OF_CHUNK, c,
+               OT_PLANE_WEIGHT, newest);
+    }
+}
+
+static uint64_t mix(uint64_t hash, uint64_t stage, uint64_t m)
+{
+    return (hash ^ (stage * 64 + m + 1)) * 0x100000001b3u;
+}
+
+/* What a layer's gradient must be made of: its stages from the last to the first, micro-batches in ascending
+ * order. */
+static uint64_t whole_gradient(const world *w, int layer)
+{
+    uint64_t hash = (uint64_t)w->step;
+    for (size_t s = w->request->stage_count; s-- > 0;)
+        for (int j = 0; j < OT_STAGE_LAYERS; j++)
+            for (size_t m = 0; w->request->stages[s].layers[j] == layer && m < w->request->micro_batches; m++)
+                hash = mix(hash, s, m);
+    return hash;
+}
+
+static void add_gradients(world *w, const ot_operation *o)
+{
+    for (int j = 0; j < OT_STAGE_LAYERS; j++) {
+        int layer = w->request->stages[o->stage].layers[j];
+        int32_t place = o->places[6 + j];
+        assert_int_equal(place >= 0, layer >= 0);
+        if (layer < 0)
+            continue;
+        uint64_t bytes = w->request->layers[layer].params * 4;
+        tag sum = get(w, place, 0, bytes);
+        if (o->zero_grads >> j & 1)
+            sum = (tag){LAYER_GRAD, layer, 0, (uint64_t)w->step};
+        expect(sum, LAYER_GRAD, layer, 0, sum.version);
+        sum.version = mix(sum.version, (uint64_t)o->stage, (uint64_t)o->micro_batch);
+        put_all(w, place, (tag){EMPTY, 0, 0, 0});
+        put(w, place, 0, bytes, sum);
+    }
+}
+
+static void do_compute(world *w, const ot_operation *o)
+{
+    int64_t s = o->stage, m = o->micro_batch;
+    uint64_t data = (uint64_t)w->data;
+    int evaluating = w->list == OT_LIST_EVAL;
+    for (int j = 0; j < OT_STAGE_LAYERS; j++)
+        expect_weights(w, o->places[j], w->request->stages[s].layers[j]);
+    if (s > 0)
+        expect(get(w, o->places[2], 0, w->request->boundary_bytes), BOUNDARY, s, m, data);
+    if (w->plan->data_place >= 0)
+        expect(get(w, o->places[4], 0, w->request->data_bytes), STEP_DATA, 0, 0, data);
+    assert_int_equal(o->places[4], w->plan->data_place);
+    assert_int_equal(o->places[5], w->plan->workspace_place);
+    if (o->kind == OT_OP_FORWARD)
+        put_all(w, o->places[3], (tag){BOUNDARY, s + 1, m, data});
+    else if (o->kind == OT_OP_BACKWARD)
+        expect(get(w, o->places[3], 0, w->request->boundary_bytes), BOUNDARY_GRAD, s + 1, m, data);
+    if (o->kind != OT_OP_FORWARD && !evaluating) {
+        put_all(w, o->places[3], (tag){BOUNDARY_GRAD, s, m, data});
+        add_gradients(w, o);
+    }
+    if (o->kind == OT_OP_HEAD) {
+        assert_int_equal(s + 1, w->request->stage_count);
+        assert_int_equal(m, w->heads);
+        w->heads++;
+        assert_int_equal(o->places[3] < 0, evaluating);
+    }
+}
+
+static void do_reduce(world *w, const ot_operation *o)
+{
+    uint64_t params = w->request->layers[o->layer].params;
+    expect(get(w, o->places[0], 0, params * 4), LAYER_GRAD, o->layer, 0, whole_gradient(w, o->layer));
+    put_all(w, o->places[1], (tag){LAYER_REDUCED, o->layer, 0, (uint64_t)w->step});
+    put_all(w, o->places[2], (tag){LAYER_SUMS, o->layer, 0, (uint64_t)w->step});
+    w->reduced[o->layer]++;
+}
+
+static int exists(const world *w, int32_t chunk, int plane)
+{
+    return bytes_of(w, chunk, plane) > 0;
+}
+
+static int is_read(const world *w, int plane)
+{
+    return plane != OT_PLANE_WEIGHT || w->request->weight_dtype == OT_FP32 ||
+           w->request->master_format == OT_MASTER_SPLIT;
+}
+
+static void do_update(world *w, const ot_operation *o)
+{
+    uint64_t *version = &w->version[o->chunk], touched = bytes_of(w, o->chunk, OT_PLANE_GRAD);
+    tag grad = get(w, o->places[4], 0, bytes_of(w, o->chunk, OT_PLANE_GRAD));
+    expect(grad, PLANE_OF_CHUNK, o->chunk, OT_PLANE_GRAD, *version + 1);
+    int previous = w->list == OT_LIST_DRAIN || *version + 1 < (uint64_t)w->step;
+    assert_int_equal(o->deferred, previous);
+    assert_true(w->request->update_in_backward || previous);
+    for (int p = 0; p <= OT_PLANE_MOMENT2; p++) {
+        assert_int_equal(o->places[p] >= 0, exists(w, o->chunk, p));
+        if (!exists(w, o->chunk, p))
+            continue;
+        uint64_t bytes = bytes_of(w, o->chunk, p);
+        if (is_read(w, p))
+            expect(get(w, o->places[p], 0, bytes), PLANE_OF_CHUNK, o->chunk, p, *version);
+        put(w, o->places[p], 0, w->plan->places[o->places[p]].bytes, (tag){EMPTY, 0, 0, 0});
+        put(w, o->places[p], 0, bytes, (tag){PLANE_OF_CHUNK, o->chunk, p, *version + 1});
+        touched += bytes * (is_read(w, p) ? 2 : 1);
+    }
+    assert_int_equal(o->bytes, touched);
+    ++*version;
+}
+
+static void do_hand_over(world *w, const ot_operation *o)
+{
+    assert_int_equal(o->chunk, w->handed_last + 1);
+    w->handed_last = o->chunk;
+    w->handed[o->chunk]++;
+    for (int p = 0; p <= OT_PLANE_MOMENT2; p++) {
+        uint64_t bytes = bytes_of(w, o->chunk, p);
+        assert_int_equal(o->places[p] >= 0, bytes > 0);
+        if (bytes == 0)
+            continue;
+        if (o->kind == OT_OP_SAVE)
+            expect(get(w, o->places[p], 0, bytes), PLANE_OF_CHUNK, o->chunk, p, (uint64_t)w->step);
+        else {
+            put(w, o->places[p], 0, w->plan->places[o->places[p]].bytes, (tag){EMPTY, 0, 0, 0});
+            put(w, o->places[p], 0, bytes, (tag){PLANE_OF_CHUNK, o->chunk, p, 0});
+        }
+    }
+}
+
+static void execute(world *w, const ot_operation *o)
+{
+    switch (o->kind) {
+    case OT_OP_READ:
+    case OT_OP_WRITE:
+    case OT_OP_H2D:
+    case OT_OP_D2H:
+        do_move(w, o);
+        break;
+    case OT_OP_DATA:
+        assert_int_equal(o->bytes, w->request->data_bytes);
+        put_all(w, o->places[1], (tag){STEP_DATA, 0, 0, (uint64_t)w->data});
+        break;
+    case OT_OP_FORWARD:
+    case OT_OP_HEAD:
+    case OT_OP_BACKWARD:
+        do_compute(w, o);
+        break;
+    case OT_OP_REDUCE:
+        do_reduce(w, o);
+        break;
+    case OT_OP_UPDATE:
+        do_update(w, o);
+        break;
+    case OT_OP_LOAD:
+    case OT_OP_SAVE:
+        do_hand_over(w, o);
+        break;
+    case OT_OP_KINDS:
+        fail();
+    }
+}
+
+/* ---- lists ---- */
+
+/* In a random order that waits and lanes allow; the NVMe lanes may end their operations in any order. */
+static void execute_list(world *w, uint64_t *seed)
+{
+    const ot_list *list = &w->plan->lists[w->list];
+    char *done = calloc(list->count + 1, 1);
+    size_t left = list->count, next[OT_LANES] = {0};
+    while (left > 0) {
+        size_t lane = draw(seed, OT_LANES), ahead = lane <= OT_LANE_NVME_WRITE ? draw(seed, 3) : 0;
+        size_t found = list->count;
+        for (size_t i = 0; i < OT_LANES && found == list->count;
+             i++, lane = (lane + 1) % OT_LANES, ahead = 0) {
+            while (next[lane] < list->count &&
+                   (done[next[lane]] || list->operations[next[lane]].lane != lane))
+                next[lane]++;
+            for (size_t o = next[lane], skip = ahead; o < list->count && o < next[lane] + 40; o++) {
+                if (done[o] || list->operations[o].lane != lane)
+                    continue;
+                int ready = 1;
+                for (uint32_t k = 0; k < list->operations[o].wait_count; k++)
+                    ready &= done[list->waits[list->operations[o].wait_first + k]];
+                if (ready)
+                    found = o;
+                if (skip-- == 0)
+                    break;
+            }
+        }
+        if (found == list->count)
+            fail_msg("list %d: a deadlock with %zu operations left", (int)w->list, left);
+        execute(w, &list->operations[found]);
+        done[found] = 1;
+        left--;
+    }
+    free(done);
+}
+
+/* After a list every home holds the newest version, and so do the weights kept on the device. */
+static void check_homes(const world *w, uint64_t step_begun)
+{
+    for (size_t c = 0; c < w->plan->chunk_count; c++) {
+        const ot_chunk *chunk = &w->plan->chunks[c];
+        int32_t resident = w->plan->resident[chunk->layer];
+        for (int p = 0; p <= OT_PLANE_MOMENT2; p++)
+            if (exists(w, (int32_t)c, p))
+                expect(get(w, chunk->home[p], 0, bytes_of(w, (int32_t)c, p)), PLANE_OF_CHUNK, (int64_t)c, p,
+                       w->version[c]);
+        uint64_t width = ot_dtype_bytes(w->request->weight_dtype);
+        if (resident >= 0)
+            expect(get(w, resident, chunk->first * width, (chunk->first + chunk->count) * width),
+                   PLANE_OF_CHUNK, (int64_t)c, OT_PLANE_WEIGHT, w->version[c]);
+        if (w->list != OT_LIST_FIRST && w->list != OT_LIST_STEADY)
+            assert_int_equal(w->version[c], w->step);
+        else if (chunk->home[OT_PLANE_GRAD] >= 0)
+            expect(get(w, chunk->home[OT_PLANE_GRAD], 0, bytes_of(w, (int32_t)c, OT_PLANE_GRAD)),
+                   PLANE_OF_CHUNK, (int64_t)c, OT_PLANE_GRAD, step_begun);
+        else
+            assert_int_equal(w->version[c], step_begun);
+    }
+}
+
+static void run(world *w, ot_list_kind kind, uint64_t *seed)
+{
+    const ot_plan *plan = w->plan;
+    int steps = kind == OT_LIST_FIRST || kind == OT_LIST_STEADY,
+        hands = kind == OT_LIST_LOAD || kind == OT_LIST_SAVE;
+    w->list = kind;
+    w->before = (uint64_t)w->step;
+    w->step += steps;
+    w->data += steps || kind == OT_LIST_EVAL;
+    w->heads = 0;
+    w->handed_last = -1;
+    memset(w->handed, 0, plan->chunk_count * sizeof *w->handed);
+    memset(w->reduced, 0, w->request->layer_count * sizeof *w->reduced);
+    execute_list(w, seed);
+    assert_int_equal(w->heads, steps || kind == OT_LIST_EVAL ? w->request->micro_batches : 0);
+    for (size_t c = 0; c < plan->chunk_count; c++)
+        assert_int_equal(w->handed[c], hands);
+    for (size_t l = 0; l < w->request->layer_count; l++) {
+        assert_int_equal(w->reduced[l], steps);
+        if (steps)
+            expect(get(w, plan->partials[l], 0, plan->places[plan->partials[l]].bytes), LAYER_SUMS,
+                   (int64_t)l, 0, (uint64_t)w->step);
+    }
+    check_homes(w, (uint64_t)w->step);
+}
+
+void check_life(const ot_plan_request *request, const ot_plan *plan, uint64_t seed)
+{
+    static const ot_list_kind lists[] = {OT_LIST_LOAD,  OT_LIST_FIRST, OT_LIST_STEADY, OT_LIST_STEADY,
+                                         OT_LIST_DRAIN, OT_LIST_EVAL,  OT_LIST_SAVE,   OT_LIST_FIRST,
+                                         OT_LIST_DRAIN, OT_LIST_SAVE,  OT_LIST_FIRST,  OT_LIST_STEADY,
+                                         OT_LIST_DRAIN, OT_LIST_EVAL};
+    world w = {.request = request, .plan = plan};
+    w.places = calloc(plan->place_count + 1, sizeof *w.places);
+    w.version = calloc(plan->chunk_count, sizeof *w.version);
+    w.handed = calloc(plan->chunk_count, sizeof *w.handed);
+    w.reduced = calloc(request->layer_count, sizeof *w.reduced);
+    for (size_t l = 0; l < sizeof lists / sizeof *lists; l++)
+        run(&w, lists[l], &seed);
+    free(w.places);
+    free(w.version);
+    free(w.handed);
+    free(w.reduced);
+}
