@@ -1,0 +1,543 @@
+/* The trainer: opens everything in the order of dependence, hands the plan's operations to the computation, and decides
+ * between two lists what the next update does. */
+#include "engine/trainer.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "engine/training.h"
+
+typedef enum save_purpose { SAVE_HASH } save_purpose;
+
+struct ot_trainer {
+    ot_training training;
+    ot_plan *plan;
+    ot_host *host;
+    ot_device *device, *cpu;      /* cpu: the device of the CPU lane; the same one where training runs on the CPU */
+    ot_stream *update_stream;
+    ot_mover *mover;
+    ot_compute compute;
+
+    uint64_t *layer_first;        /* [layer_count]: number of each layer's element 0 in the model */
+    int32_t *data;                /* host: the step's data */
+    float *scratch;               /* host: FP32 values of one chunk */
+    double *loss_sum;             /* device: over the step's trained tokens */
+    double host_loss_sum;
+
+    float grad_scale;             /* of the loss: loss scale / trained tokens */
+    int update_due;               /* gradients of the last step wait for their update */
+    ot_update_step now, before;   /* updates of this step's gradient and the one before; read by the CPU lane */
+    ot_loss_scale loss_scale;
+    XXH3_state_t *hash;
+};
+
+/* ---- the compute lane ---- */
+
+static ot_batch batch_of(const ot_trainer *t, const ot_operation *op)
+{
+    size_t tokens = t->training.B * t->training.T;
+    const int32_t *data = ot_mover_address(t->mover, op->places[4]);
+    data += (size_t)op->micro_batch * OT_BATCH_PARTS * tokens;
+    return (ot_batch){data, data + tokens, data + 2 * tokens, data + 3 * tokens};
+}
+
+static void *at(const ot_trainer *t, int32_t place)
+{
+    return place >= 0 ? ot_mover_address(t->mover, place) : NULL;
+}
+
+static void zero_grads(const ot_trainer *t, const ot_operation *op, ot_stream *stream)
+{
+    for (int i = 0; i < OT_STAGE_LAYERS; i++)
+        if ((op->zero_grads >> i & 1) != 0)
+            ot_copy_zero(stream, at(t, op->places[6 + i]), t->plan->places[op->places[6 + i]].bytes);
+}
+
+static void run_forward(const ot_trainer *t, const ot_operation *op, ot_stream *stream)
+{
+    ot_batch batch = batch_of(t, op);
+    if (op->stage == 0)
+        ot_embed_forward(&t->compute, stream, at(t, op->places[0]), &batch, at(t, op->places[3]));
+    else
+        ot_block_forward(&t->compute, stream, at(t, op->places[0]), &batch, at(t, op->places[2]), at(t, op->places[3]),
+                         at(t, op->places[5]));
+}
+
+static void run_head(ot_trainer *t, const ot_operation *op, ot_stream *stream)
+{
+    ot_batch batch = batch_of(t, op);
+    if (op->micro_batch == 0)
+        ot_copy_zero(stream, t->loss_sum, sizeof *t->loss_sum);
+    zero_grads(t, op, stream);
+    ot_head(&t->compute, stream, at(t, op->places[0]), at(t, op->places[1]), &batch, at(t, op->places[2]),
+            at(t, op->places[3]), at(t, op->places[6]), at(t, op->places[7]), t->grad_scale, t->loss_sum, at(t, op->places[5]));
+    if ((size_t)op->micro_batch + 1 == t->training.M)
+        ot_copy_d2h(stream, &t->host_loss_sum, t->loss_sum, sizeof t->host_loss_sum);
+}
+
+static void run_backward(const ot_trainer *t, const ot_operation *op, ot_stream *stream)
+{
+    ot_batch batch = batch_of(t, op);
+    zero_grads(t, op, stream);
+    if (op->stage == 0)
+        ot_embed_backward(&t->compute, stream, at(t, op->places[0]), &batch, at(t, op->places[3]), at(t, op->places[6]),
+                          at(t, op->places[5]));
+    else
+        ot_block_backward(&t->compute, stream, at(t, op->places[0]), &batch, at(t, op->places[2]), at(t, op->places[3]),
+                          at(t, op->places[6]), at(t, op->places[5]));
+}
+
+static void run_reduce(const ot_trainer *t, const ot_operation *op, ot_stream *stream)
+{
+    const ot_cast_sum_squares args = {
+        .dst_dtype = t->training.grad_dtype,
+        .n = t->training.model->layers[op->layer].params,
+        .src = at(t, op->places[0]),
+        .scale = 1,
+        .dst = at(t, op->places[1]),
+        .partials = at(t, op->places[2]),
+    };
+    t->compute.kernels->cast_sum_squares(stream, &args);
+}
+
+static ot_status on_compute(void *context, const ot_operation *op, ot_stream *stream)
+{
+    ot_trainer *t = context;
+    switch (op->kind) {
+    case OT_OP_FORWARD:
+        run_forward(t, op, stream);
+        return OT_OK;
+    case OT_OP_HEAD:
+        run_head(t, op, stream);
+        return OT_OK;
+    case OT_OP_BACKWARD:
+        run_backward(t, op, stream);
+        return OT_OK;
+    case OT_OP_REDUCE:
+        run_reduce(t, op, stream);
+        return OT_OK;
+    default:
+        return ot_fail(OT_ERR_INTERNAL, "operation %s on the compute lane", ot_operation_name(op->kind));
+    }
+}
+
+/* ---- the CPU lane ---- */
+
+/* The planes of a chunk in host memory. Whichever plane does not exist is NULL. */
+typedef struct chunk_planes {
+    const ot_chunk *chunk;
+    void *weight, *master, *moment1, *moment2, *grad;
+} chunk_planes;
+
+static chunk_planes planes_of(const ot_trainer *t, const ot_operation *op)
+{
+    return (chunk_planes){&t->plan->chunks[op->chunk], at(t, op->places[0]), at(t, op->places[1]), at(t, op->places[2]),
+                          at(t, op->places[3]), at(t, op->places[4])};
+}
+
+static void *element(void *base, ot_dtype dtype, uint64_t index)
+{
+    return base != NULL ? (char *)base + index * ot_dtype_bytes(dtype) : NULL;
+}
+
+/* The scales of 8-bit moments lie behind the values of the whole chunk. */
+static float *scales(void *base, ot_dtype dtype, uint64_t count, uint64_t index)
+{
+    if (base == NULL || dtype != OT_INT8)
+        return NULL;
+    return (float *)(void *)((char *)base + ot_moment_scales(count)) + index / OT_MOMENT_BLOCK;
+}
+
+/* Updates elements [begin, end) of a chunk, which have the same weight decay. */
+static void update_run(ot_trainer *t, const chunk_planes *p, const ot_update_step *step, uint64_t begin,
+                       uint64_t end, float weight_decay)
+{
+    const ot_training *training = &t->training;
+    ot_dtype state = training->state_dtype, dtype = training->dtype;
+    if (begin >= end)
+        return;
+    const int split = dtype == OT_BF16;
+    const ot_update args = {
+        .kind = training->optimizer,
+        .n = end - begin,
+        .beta1 = training->beta1,
+        .beta2 = training->beta2,
+        .eps = training->eps,
+        .weight_decay = weight_decay,
+        .step = step,
+        .grad_dtype = training->grad_dtype,
+        .grad = element(p->grad, training->grad_dtype, begin),
+        .master_format = split ? OT_MASTER_SPLIT : OT_MASTER_FP32,
+        .master = dtype == OT_FP32 ? element(p->weight, OT_FP32, begin) : element(p->master, split ? OT_BF16 : OT_FP32, begin),
+        .weight_dtype = dtype,
+        .weight = dtype == OT_FP32 ? NULL : element(p->weight, dtype, begin),
+        .moment1_format = state,
+        .moment2_format = state,
+        .moment1 = element(p->moment1, state, begin),
+        .moment2 = element(p->moment2, state, begin),
+        .scale1 = scales(p->moment1, state, p->chunk->count, begin),
+        .scale2 = scales(p->moment2, state, p->chunk->count, begin),
+        .seed = training->seed,
+        .first = t->layer_first[p->chunk->layer] + p->chunk->first + begin,
+    };
+    ot_device_kernels(t->cpu)->update(t->update_stream, &args);
+}
+
+static ot_status run_update(ot_trainer *t, const ot_operation *op)
+{
+    chunk_planes p = planes_of(t, op);
+    uint64_t first = p.chunk->first, count = p.chunk->count, border = t->training.model->layers[op->layer].undecayed;
+    uint64_t decayed = border <= first ? 0 : border - first < count ? border - first : count;
+    const ot_update_step *step = op->deferred ? &t->before : &t->now;
+    update_run(t, &p, step, 0, decayed, t->training.weight_decay);
+    update_run(t, &p, step, decayed, count, 0);
+    return ot_stream_synchronize(t->update_stream);
+}
+
+/* FP32 values of the chunk become its weight and master; moments start at zero. */
+static ot_status store_values(ot_trainer *t, const chunk_planes *p, float *values)
+{
+    const ot_kernels *kernels = ot_device_kernels(t->cpu);
+    uint64_t count = p->chunk->count;
+    if (t->training.dtype == OT_FP32)
+        memcpy(p->weight, values, count * sizeof *values);
+    else if (t->training.dtype == OT_BF16) {
+        const ot_split args = {.n = count, .master = values, .hi = p->weight, .lo = p->master};
+        kernels->split_master(t->update_stream, &args);
+    } else {
+        memcpy(p->master, values, count * sizeof *values);
+        const ot_cast args = {.dst_dtype = OT_FP16, .src_dtype = OT_FP32, .n = count, .src = values, .dst = p->weight};
+        kernels->cast(t->update_stream, &args);
+    }
+    if (p->moment1 != NULL)
+        memset(p->moment1, 0, t->plan->places[p->chunk->home[OT_PLANE_MOMENT1]].bytes);
+    if (p->moment2 != NULL)
+        memset(p->moment2, 0, t->plan->places[p->chunk->home[OT_PLANE_MOMENT2]].bytes);
+    return ot_stream_synchronize(t->update_stream);
+}
+
+static ot_status run_load(ot_trainer *t, const ot_operation *op)
+{
+    chunk_planes p = planes_of(t, op);
+    ot_model_random(t->training.model, (size_t)op->layer, p.chunk->first, p.chunk->count, t->training.seed, t->scratch);
+    return store_values(t, &p, t->scratch);
+}
+
+/* The FP32 master values of a chunk, in place or in the scratch buffer. */
+static ot_status master_values(ot_trainer *t, const chunk_planes *p, const float **values)
+{
+    *values = t->training.dtype == OT_FP32 ? p->weight : p->master;
+    if (t->training.dtype != OT_BF16)
+        return OT_OK;
+    const ot_split args = {.n = p->chunk->count, .master = t->scratch, .hi = p->weight, .lo = p->master};
+    ot_device_kernels(t->cpu)->join_master(t->update_stream, &args);
+    *values = t->scratch;
+    return ot_stream_synchronize(t->update_stream);
+}
+
+/* Hashes what the chunk holds of each tensor, padding left out. */
+static ot_status run_save(ot_trainer *t, const ot_operation *op)
+{
+    chunk_planes p = planes_of(t, op);
+    const float *values;
+    OT_TRY(master_values(t, &p, &values));
+    const ot_layer *layer = &t->training.model->layers[op->layer];
+    uint64_t first = p.chunk->first, end = first + p.chunk->count;
+    for (size_t i = 0; i < layer->tensor_count; i++) {
+        const ot_tensor *tensor = &layer->tensors[i];
+        uint64_t begin = tensor->offset, stop = tensor->offset + (uint64_t)tensor->rows * tensor->cols;
+        begin = begin > first ? begin : first;
+        stop = stop < end ? stop : end;
+        if (begin < stop)
+            XXH3_64bits_update(t->hash, values + (begin - first), (stop - begin) * sizeof *values);
+    }
+    return OT_OK;
+}
+
+static ot_status on_cpu(void *context, const ot_operation *op)
+{
+    ot_trainer *t = context;
+    switch (op->kind) {
+    case OT_OP_UPDATE:
+        return run_update(t, op);
+    case OT_OP_LOAD:
+        return run_load(t, op);
+    case OT_OP_SAVE:
+        return run_save(t, op);
+    default:
+        return ot_fail(OT_ERR_INTERNAL, "operation %s on the CPU lane", ot_operation_name(op->kind));
+    }
+}
+
+static const void *on_data(void *context)
+{
+    return ((ot_trainer *)context)->data;
+}
+
+/* Set once at open; the names are the layers' with the plane's. */
+static const char *on_chunk_name(void *context, const ot_chunk *chunk, ot_plane plane)
+{
+    (void)plane;
+    return ((ot_trainer *)context)->training.model->layers[chunk->layer].name;
+}
+
+/* ---- opening ---- */
+
+static ot_status open_memory(ot_trainer *t)
+{
+    const ot_training *training = &t->training;
+    ot_arena *arena;
+    void *block;
+    OT_TRY(ot_host_open(training->budget[OT_TIER_HOST], &t->host));
+    OT_TRY(ot_arena_open(t->host, "trainer", ot_training_host_bytes(training, t->plan->chunk_params), OT_PAGES_TRANSPARENT, &arena));
+    OT_TRY(ot_arena_take(arena, ot_training_data_bytes(training), OT_PAGE_BYTES, &block));
+    t->data = block;
+    OT_TRY(ot_arena_take(arena, t->plan->chunk_params * sizeof(float), OT_PAGE_BYTES, &block));
+    t->scratch = block;
+    uint64_t rope_bytes = ot_training_rope_bytes(training);
+    OT_TRY(ot_device_arena_open(t->device, "trainer", rope_bytes + OT_PAGE_BYTES, &block));
+    t->loss_sum = block;
+    if (rope_bytes == 0)
+        return OT_OK;
+    float *device_table = (float *)(void *)((char *)block + OT_PAGE_BYTES);
+    void *table;
+    OT_TRY(ot_arena_take(arena, rope_bytes, OT_PAGE_BYTES, &table));
+    ot_rope_table(&training->model->config.rope, training->model->config.HD, training->T, table);
+    ot_copy_h2d(t->update_stream, device_table, table, rope_bytes);
+    t->compute.rope = device_table;
+    return ot_stream_synchronize(t->update_stream);
+}
+
+static ot_status open_devices(ot_trainer *t)
+{
+    const ot_training *training = &t->training;
+    const ot_device_options options = {
+        .kind = training->device,
+        .memory_bytes = training->budget[OT_TIER_DEVICE],
+        .threads = training->threads,
+        .jitter_seed = training->jitter_seed,
+        .jitter_ns = training->jitter_ns,
+    };
+    OT_TRY(ot_device_open(&options, &t->device));
+    ot_device_info info;
+    ot_device_query(t->device, &info);
+    t->cpu = t->device;
+    if (!info.host_memory) {
+        const ot_device_options lane = {.kind = "cpu", .memory_bytes = OT_HUGE_PAGE_BYTES, .threads = training->threads};
+        OT_TRY(ot_device_open(&lane, &t->cpu));
+    }
+    const ot_stream_options stream = {.kind = OT_STREAM_UPDATE, .name = "update"};
+    return ot_stream_open(t->cpu, &stream, &t->update_stream);
+}
+
+static ot_status open_mover(ot_trainer *t)
+{
+    const ot_mover_options options = {
+        .plan = t->plan,
+        .device = t->device,
+        .host = t->host,
+        .directories = t->training.directories,
+        .directory_count = t->training.directory_count,
+        .io = t->training.io,
+        .chunk_name = on_chunk_name,
+        .compute = on_compute,
+        .cpu = on_cpu,
+        .data = on_data,
+        .context = t,
+    };
+    return ot_mover_open(&options, &t->mover);
+}
+
+static ot_status open_trainer(ot_trainer *t)
+{
+    const ot_model *model = t->training.model;
+    t->layer_first = calloc(model->layer_count, sizeof *t->layer_first);
+    t->hash = XXH3_createState();
+    if (t->layer_first == NULL || t->hash == NULL)
+        return ot_fail(OT_ERR_INTERNAL, "out of memory for a trainer");
+    for (size_t l = 1; l < model->layer_count; l++)
+        t->layer_first[l] = t->layer_first[l - 1] + model->layers[l - 1].params;
+    OT_TRY(open_devices(t));
+    t->training.sizing_device = t->device;
+    OT_TRY(ot_training_plan(&t->training, &t->plan));
+    t->compute = ot_training_compute(&t->training, t->device);
+    t->compute.workspace_bytes = t->plan->places[t->plan->workspace_place].bytes;
+    OT_TRY(open_memory(t));
+    OT_TRY(open_mover(t));
+    ot_loss_scale_init(&t->loss_scale, t->training.dtype == OT_FP16 ? t->training.loss_scale : 1);
+    return ot_mover_run(t->mover, OT_LIST_LOAD);
+}
+
+ot_status ot_trainer_open(const ot_training *training, ot_trainer **out)
+{
+    ot_trainer *t = calloc(1, sizeof *t);
+    if (t == NULL)
+        return ot_fail(OT_ERR_INTERNAL, "out of memory for a trainer");
+    t->training = *training;
+    ot_status status = open_trainer(t);
+    if (status != OT_OK) {
+        ot_trainer_close(t);
+        return status;
+    }
+    *out = t;
+    return OT_OK;
+}
+
+void ot_trainer_close(ot_trainer *t)
+{
+    if (t == NULL)
+        return;
+    ot_mover_close(t->mover);
+    ot_stream_close(t->update_stream);
+    if (t->cpu != t->device)
+        ot_device_close(t->cpu);
+    ot_device_close(t->device);
+    ot_host_close(t->host);
+    ot_plan_free(t->plan);
+    XXH3_freeState(t->hash);
+    free(t->layer_first);
+    free(t);
+}
+
+int32_t *ot_trainer_data(ot_trainer *t)
+{
+    return t->data;
+}
+
+/* ---- steps ---- */
+
+/* Sum of squares of the whole scaled gradient, layer after layer: the same for every placement and chunk size. */
+static double grad_square_sum(const ot_trainer *t)
+{
+    double sum = 0;
+    for (size_t l = 0; l < t->training.model->layer_count; l++) {
+        const double *partials = ot_mover_address(t->mover, t->plan->partials[l]);
+        for (size_t i = 0; i < ot_sum_blocks(t->training.model->layers[l].params); i++)
+            sum += partials[i];
+    }
+    return sum;
+}
+
+/* What the update will do with a gradient of this scale and clip factor. */
+static void prepare_update(ot_trainer *t, double lr, double scale, double clip_factor, int skip)
+{
+    ot_update_step *u = &t->now;
+    u->skip = skip;
+    u->grad_scale = (float)(clip_factor / scale);
+    u->lr = (float)lr;
+    if (skip)
+        return;
+    u->number++;
+    double k = (double)u->number;
+    u->bias1 = (float)(1 - pow(t->training.beta1, k));
+    u->bias2 = (float)(1 - pow(t->training.beta2, k));
+    u->beta2_adafactor = (float)(1 - pow(k, -0.8));
+}
+
+/* Reads the phases off the spans of the list that has just run. */
+static void measure_phases(const ot_trainer *t, ot_list_kind kind, ot_step_result *result)
+{
+    const ot_list *list = &t->plan->lists[kind];
+    const ot_span *spans = ot_mover_spans(t->mover);
+    int64_t forward_end = 0, forward_busy = 0, end = 0;
+    for (size_t i = 0; i < list->count; i++) {
+        if (list->operations[i].kind == OT_OP_FORWARD) {
+            forward_busy += spans[i].end_ns - spans[i].start_ns;
+            forward_end = spans[i].end_ns > forward_end ? spans[i].end_ns : forward_end;
+        }
+        end = spans[i].end_ns > end ? spans[i].end_ns : end;
+    }
+    result->seconds = (double)end * 1e-9;
+    result->forward_s = (double)forward_end * 1e-9;
+    result->backward_s = (double)(end - forward_end) * 1e-9;
+    result->update_exposed_s = kind == OT_LIST_STEADY ? (double)(forward_end - forward_busy) * 1e-9 : 0;
+}
+
+/* Judges the gradient: the norm, the clip factor, and whether the step counts. */
+static ot_status judge(ot_trainer *t, ot_step_result *result)
+{
+    double scale = result->loss_scale;
+    result->grad_norm = sqrt(grad_square_sum(t)) / scale;
+    result->clip_factor = 1;
+    double limit = t->training.max_grad_norm;
+    if (limit > 0 && isfinite(result->grad_norm))
+        result->clip_factor = fmin(1, limit / (result->grad_norm + 1e-6));
+    int finite = isfinite(result->grad_norm) && isfinite(result->loss);
+    result->skipped = !finite;
+    if (t->training.dtype == OT_FP16)
+        return ot_loss_scale_step(&t->loss_scale, isfinite(result->loss), isfinite(result->grad_norm));
+    if (finite || t->training.skip_not_finite)
+        return OT_OK;
+    return ot_fail(OT_ERR_NUMERIC, "%s is not finite; lower --lr, or use --nan skip to pass over such steps",
+                   isfinite(result->loss) ? "the gradient" : "the loss");
+}
+
+ot_status ot_trainer_step(ot_trainer *t, double lr, uint64_t trained_tokens, ot_step_result *result)
+{
+    *result = (ot_step_result){.loss_scale = t->training.dtype == OT_FP16 ? t->loss_scale.scale : 1};
+    t->grad_scale = (float)(result->loss_scale / (double)trained_tokens);
+    t->before = t->now;
+    if (t->plan->update_in_backward)
+        prepare_update(t, lr, 1, 1, 0);
+    ot_list_kind kind = t->update_due ? OT_LIST_STEADY : OT_LIST_FIRST;
+    OT_TRY(ot_mover_run(t->mover, kind));
+    t->update_due = 0;
+    result->stats = ot_mover_statistics(t->mover);
+    result->loss = t->host_loss_sum / (double)trained_tokens;
+    measure_phases(t, kind, result);
+    OT_TRY(judge(t, result));
+    if (!t->plan->update_in_backward)
+        prepare_update(t, lr, result->loss_scale, result->clip_factor, result->skipped);
+    t->update_due = t->plan->deferred_chunks > 0;
+    return OT_OK;
+}
+
+ot_status ot_trainer_drain(ot_trainer *t)
+{
+    if (!t->update_due)
+        return OT_OK;
+    t->update_due = 0;
+    t->before = t->now;
+    return ot_mover_run(t->mover, OT_LIST_DRAIN);
+}
+
+ot_status ot_trainer_evaluate(ot_trainer *t, uint64_t trained_tokens, double *loss)
+{
+    OT_TRY(ot_trainer_drain(t));
+    OT_TRY(ot_mover_run(t->mover, OT_LIST_EVAL));
+    *loss = t->host_loss_sum / (double)trained_tokens;
+    return OT_OK;
+}
+
+ot_status ot_trainer_hash(ot_trainer *t, uint64_t *hash)
+{
+    OT_TRY(ot_trainer_drain(t));
+    XXH3_64bits_reset(t->hash);
+    OT_TRY(ot_mover_run(t->mover, OT_LIST_SAVE));
+    *hash = XXH3_64bits_digest(t->hash);
+    return OT_OK;
+}
+
+const ot_plan *ot_trainer_plan(const ot_trainer *t)
+{
+    return t->plan;
+}
+
+const ot_mover *ot_trainer_mover(const ot_trainer *t)
+{
+    return t->mover;
+}
+
+uint64_t ot_trainer_peak_bytes(const ot_trainer *t, ot_tier tier)
+{
+    switch (tier) {
+    case OT_TIER_DEVICE:
+        return ot_device_peak_bytes(t->device);
+    case OT_TIER_HOST:
+        return ot_host_peak_bytes(t->host);
+    default:
+        return t->plan->peak_bytes[OT_TIER_NVME];
+    }
+}

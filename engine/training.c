@@ -1,0 +1,139 @@
+/* From a training's description to what the plan is asked. */
+#include <stdlib.h>
+
+#include "engine/compute.h"
+#include "engine/trainer.h"
+#include "engine/training.h"
+
+ot_compute ot_training_compute(const ot_training *training, ot_device *device)
+{
+    enum { LOGITS_BYTES = 64 << 20 }; /* of one chunk of logits, about */
+    const ot_model_config *config = &training->model->config;
+    size_t tokens = training->B * training->T, chunk = training->loss_chunk;
+    if (chunk == 0)
+        chunk = LOGITS_BYTES / (config->V * ot_dtype_bytes(training->dtype));
+    if (chunk == 0)
+        chunk = 1;
+    return (ot_compute){
+        .model = training->model,
+        .kernels = device != NULL ? ot_device_kernels(device) : NULL,
+        .device = device,
+        .dtype = training->dtype,
+        .B = training->B,
+        .T = training->T,
+        .loss_chunk = chunk < tokens ? chunk : tokens,
+    };
+}
+
+uint64_t ot_training_data_bytes(const ot_training *training)
+{
+    return (uint64_t)training->M * training->B * training->T * OT_BATCH_PARTS * sizeof(int32_t);
+}
+
+uint64_t ot_training_rope_bytes(const ot_training *training)
+{
+    const ot_model_config *config = &training->model->config;
+    return config->family == OT_FAMILY_LLAMA ? ot_rope_table_bytes(config->HD, training->T) : 0;
+}
+
+/* The trainer's own arenas, rounded as arenas are. */
+uint64_t ot_training_device_bytes(const ot_training *training)
+{
+    return ot_round_up(ot_training_rope_bytes(training) + 2 * OT_PAGE_BYTES, OT_HUGE_PAGE_BYTES);
+}
+
+uint64_t ot_training_host_bytes(const ot_training *training, uint64_t chunk_params)
+{
+    uint64_t bytes = ot_training_data_bytes(training) + ot_training_rope_bytes(training) + chunk_params * sizeof(float);
+    return ot_round_up(bytes + 4 * OT_PAGE_BYTES, OT_HUGE_PAGE_BYTES);
+}
+
+/* Without anything that needs the whole gradient first, a layer is updated as soon as its own gradient is complete. */
+static int may_update_in_backward(const ot_training *training)
+{
+    int scaled = training->dtype == OT_FP16;
+    return training->max_grad_norm == 0 && !scaled && !training->skip_not_finite;
+}
+
+static void describe_stages(const ot_training *training, ot_plan_layer layers[], ot_plan_stage stages[])
+{
+    const ot_model *model = training->model;
+    ot_model_flops flops = ot_model_count_flops(model, training->B, training->T);
+    for (size_t l = 0; l < model->layer_count; l++) {
+        layers[l] = (ot_plan_layer){model->layers[l].name, model->layers[l].params};
+        stages[l] = (ot_plan_stage){model->layers[l].name, {(int)l, -1}, flops.block_forward, flops.block_backward};
+    }
+    stages[0].forward_flops = stages[0].backward_flops = 0;
+    ot_plan_stage *head = &stages[model->layer_count - 1];
+    head->forward_flops = flops.head_forward;
+    head->backward_flops = flops.head;
+    if (model->config.tied)
+        head->layers[1] = 0;
+}
+
+/* How many chunks a layer is cut into, unless told: enough for a pipeline, none tiny. */
+static uint64_t choose_chunk(const ot_training *training)
+{
+    enum { LARGEST = 4 << 20, PER_BLOCK = 4 };
+    if (training->chunk_params > 0)
+        return ot_round_up(training->chunk_params, OT_SUM_BLOCK);
+    uint64_t block = training->model->layers[1].params / PER_BLOCK;
+    uint64_t chunk = ot_round_up(block < LARGEST ? block : LARGEST, OT_SUM_BLOCK);
+    return chunk > 0 ? chunk : OT_SUM_BLOCK;
+}
+
+void ot_training_request(const ot_training *training, ot_plan_layer layers[], ot_plan_stage stages[],
+                         ot_plan_request *request)
+{
+    describe_stages(training, layers, stages);
+    ot_compute compute = ot_training_compute(training, training->sizing_device);
+    uint64_t chunk = choose_chunk(training);
+    *request = (ot_plan_request){
+        .layers = layers,
+        .layer_count = training->model->layer_count,
+        .stages = stages,
+        .stage_count = training->model->layer_count,
+        .micro_batches = training->M,
+        .boundary_bytes = (uint64_t)training->B * training->T * training->model->config.C * ot_dtype_bytes(training->dtype),
+        .data_bytes = ot_training_data_bytes(training),
+        .workspace_bytes = ot_compute_workspace(&compute),
+        /* What the plan's own arenas are rounded up by is in it, too. */
+        .device_fixed_bytes = ot_training_device_bytes(training) + OT_HUGE_PAGE_BYTES,
+        .host_fixed_bytes = ot_training_host_bytes(training, chunk) + OT_HUGE_PAGE_BYTES,
+        .weight_dtype = training->dtype,
+        .master_format = training->dtype == OT_BF16 ? OT_MASTER_SPLIT : OT_MASTER_FP32,
+        .moment1_dtype = training->state_dtype,
+        .moment2_dtype = training->state_dtype,
+        .moments = training->optimizer == OT_OPTIMIZER_SGD || training->optimizer == OT_OPTIMIZER_LION ? 1 : 2,
+        .grad_dtype = training->grad_dtype,
+        .weights = training->weights,
+        .states = training->states,
+        .grads = training->grads,
+        .acts = training->acts,
+        .prefetch_depth = training->prefetch_depth,
+        .chunk_params = chunk,
+        .ring = training->ring,
+        .overlap = training->overlap,
+        .update_in_backward = may_update_in_backward(training),
+        .rates = training->rates,
+    };
+    for (int tier = 0; tier < OT_TIERS; tier++)
+        request->budget[tier] = training->budget[tier];
+}
+
+ot_status ot_training_plan(const ot_training *training, ot_plan **out)
+{
+    size_t count = training->model->layer_count;
+    ot_plan_layer *layers = calloc(count, sizeof *layers);
+    ot_plan_stage *stages = calloc(count, sizeof *stages);
+    ot_status status;
+    if (layers == NULL || stages == NULL)
+        OT_TRY_GOTO(ot_fail(OT_ERR_INTERNAL, "out of memory for a plan of %zu layers", count), out);
+    ot_plan_request request;
+    ot_training_request(training, layers, stages, &request);
+    OT_TRY_GOTO(ot_plan_make(&request, out), out);
+out:
+    free(stages);
+    free(layers);
+    return status;
+}

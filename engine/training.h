@@ -1,0 +1,21 @@
+/* What the trainer derives from a training's description. For the engine alone. */
+#ifndef OT_ENGINE_TRAINING_H
+#define OT_ENGINE_TRAINING_H
+
+#include "engine/compute.h"
+#include "engine/trainer.h"
+
+/* Tokens, targets, positions, document starts. */
+enum { OT_BATCH_PARTS = 4 };
+
+/* The shared part of all stages' computation. Without a device only sizes can be asked of it. */
+ot_compute ot_training_compute(const ot_training *training, ot_device *device);
+
+uint64_t ot_training_data_bytes(const ot_training *training); /* of one step */
+uint64_t ot_training_rope_bytes(const ot_training *training);
+
+/* The trainer's own arenas beside the plan's. */
+uint64_t ot_training_device_bytes(const ot_training *training);
+uint64_t ot_training_host_bytes(const ot_training *training, uint64_t chunk_params);
+
+#endif

@@ -1,0 +1,377 @@
+/* The invariants of the whole engine on small models: placement, prefetch, I/O, overlap, threads and timing change nothing;
+ * micro-batching changes only rounding; lr = 0 gives the model back; the plan tells the truth. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "engine/data.h"
+#include "engine/trainer.h"
+#include "tests/support/test.h"
+
+enum { T = 24, SEQUENCES = 4, STEPS = 3, SLACK_BYTES = 4 << 20 };
+
+/* Two blocks, width 64, odd vocabulary; several chunks a layer. */
+static ot_model_config config_of(int tied)
+{
+    return (ot_model_config){
+        .family = OT_FAMILY_LLAMA,
+        .architecture = "LlamaForCausalLM",
+        .C = 64, .L = 3, .NH = 4, .NKV = 2, .HD = 16, .F = 512, .V = 1031,
+        .positions = 64,
+        .norm_eps = 1e-5f,
+        .rope = {.kind = OT_ROPE_PLAIN, .theta = 10000},
+        .qkv_bias = !tied,
+        .tied = tied,
+        .bos = -1,
+        .eos = -1,
+        .init_std = 0.05,
+    };
+}
+
+typedef struct outcome {
+    uint64_t hash;
+    double loss[STEPS];
+    double grad_norm[STEPS];
+} outcome;
+
+static const char *const here[] = {"."};
+
+static ot_training training_for(const ot_model *model)
+{
+    return (ot_training){
+        .model = model,
+        .B = 1, .T = T, .M = SEQUENCES,
+        .dtype = OT_BF16,
+        .state_dtype = OT_FP32,
+        .grad_dtype = OT_BF16,
+        .optimizer = OT_OPTIMIZER_ADAMW,
+        .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f, .weight_decay = 0.1f,
+        .max_grad_norm = 1,
+        .seed = 7,
+        .weights = {.automatic = 1}, .states = {.automatic = 1}, .grads = {.automatic = 1}, .acts = {.automatic = 1},
+        .overlap = 1,
+        .budget = {UINT64_C(1) << 30, UINT64_C(1) << 30, UINT64_C(1) << 30},
+        .device = "cpu",
+        .threads = 2,
+        .directories = here,
+        .directory_count = 1,
+    };
+}
+
+/* Every byte moved is a byte planned, and no tier holds more than planned. */
+static void expect_truth(const ot_trainer *trainer, const ot_step_result *result, int first)
+{
+    const ot_plan *plan = ot_trainer_plan(trainer);
+    const ot_list *list = &plan->lists[first || plan->deferred_chunks == 0 ? OT_LIST_FIRST : OT_LIST_STEADY];
+    for (int lane = 0; lane < OT_LANES; lane++)
+        assert_int_equal(result->stats.bytes[lane], list->lane_bytes[lane]);
+    for (int tier = 0; tier < OT_TIERS; tier++) {
+        uint64_t peak = ot_trainer_peak_bytes(trainer, (ot_tier)tier);
+        assert_true(peak <= plan->peak_bytes[tier]);
+        /* Arenas are whole huge pages, which is much for a model as small as this. */
+        assert_true((double)peak + SLACK_BYTES >= 0.85 * (double)plan->peak_bytes[tier]);
+    }
+}
+
+static void run(const ot_training *training, double lr, outcome *out)
+{
+    ot_dataset *data;
+    ot_data_options options = {.T = T, .V = training->model->config.V, .shuffle = 1, .seed = 3};
+    assert_int_equal(ot_dataset_open(&options, &data), OT_OK);
+    ot_trainer *trainer;
+    if (ot_trainer_open(training, &trainer) != OT_OK)
+        fail_msg("%s", ot_error_text());
+    for (uint64_t step = 0; step < STEPS; step++) {
+        ot_step_result result;
+        uint64_t trained = ot_dataset_fill(data, step, training->B, training->M, ot_trainer_data(trainer));
+        assert_int_equal(trained, T * SEQUENCES);
+        if (ot_trainer_step(trainer, lr, trained, &result) != OT_OK)
+            fail_msg("%s", ot_error_text());
+        out->loss[step] = result.loss;
+        out->grad_norm[step] = result.grad_norm;
+        expect_truth(trainer, &result, step == 0);
+    }
+    assert_int_equal(ot_trainer_hash(trainer, &out->hash), OT_OK);
+    ot_trainer_close(trainer);
+    ot_dataset_close(data);
+}
+
+/* ---- 1. Placement changes nothing ---- */
+
+static const ot_placement on_device = {0, OT_TIER_DEVICE, 1}, on_host = {0, OT_TIER_HOST, 1}, on_nvme = {0, OT_TIER_NVME, 1},
+                          mostly_host = {0, OT_TIER_HOST, 0.6}, any = {1, 0, 0};
+
+static void place(ot_training *t, int which)
+{
+    const struct {
+        ot_placement weights, states, grads, acts;
+    } all[] = {
+        {any, any, any, any},
+        {on_device, on_host, on_host, on_device},
+        {on_host, on_host, on_host, on_host},
+        {on_device, on_nvme, on_host, on_device},
+        {on_nvme, on_nvme, on_nvme, on_nvme},
+        {on_host, mostly_host, on_nvme, on_host},
+        {on_host, on_nvme, on_host, on_nvme},
+        {(ot_placement){0, OT_TIER_DEVICE, 0.5}, mostly_host, on_host, on_host},
+    };
+    t->weights = all[which].weights;
+    t->states = all[which].states;
+    t->grads = all[which].grads;
+    t->acts = all[which].acts;
+}
+
+enum { PLACEMENTS = 8, VARIANTS = 6 };
+
+/* Six ways to execute each of eight placements: 48 combinations. */
+static void vary(ot_training *t, int variant)
+{
+    static const int threads[VARIANTS] = {2, 1, 3, 2, 1, 2}, depth[VARIANTS] = {0, 1, 2, 1, 3, 2};
+    t->threads = threads[variant];
+    t->prefetch_depth = depth[variant];
+    t->overlap = variant != 1;
+    t->io.backend = variant % 2 ? &ot_block_threads : &ot_block_uring;
+    t->io.depth = variant == 4 ? 1 : 4;
+    t->io.piece_bytes = variant == 2 ? 16 << 10 : 64 << 10;
+    t->ring = variant == 3 ? 2 : 0;
+    t->chunk_params = variant == 5 ? 2 * OT_SUM_BLOCK : 0;
+    t->jitter_ns = variant >= 4 ? 20000 : 0;
+    t->jitter_seed = (uint64_t)variant;
+}
+
+static void compare_all(ot_training base)
+{
+    outcome reference, other;
+    run(&base, 1e-2, &reference);
+    for (int placement = 0; placement < PLACEMENTS; placement++)
+        for (int variant = 0; variant < VARIANTS; variant++) {
+            ot_training t = base;
+            place(&t, placement);
+            vary(&t, variant);
+            run(&t, 1e-2, &other);
+            if (other.hash != reference.hash)
+                print_error("placement %d, variant %d\n", placement, variant);
+            assert_int_equal(other.hash, reference.hash);
+            assert_memory_equal(other.loss, reference.loss, sizeof other.loss);
+            assert_memory_equal(other.grad_norm, reference.grad_norm, sizeof other.grad_norm);
+        }
+}
+
+static void placement_changes_nothing(void **state)
+{
+    (void)state;
+    ot_model_config config = config_of(0);
+    ot_model *model;
+    assert_int_equal(ot_model_open(&config, &model), OT_OK);
+    compare_all(training_for(model));
+    ot_model_close(model);
+}
+
+/* A tied head, 8-bit moments, FP16 with a loss scale, and the update inside backward, each over all placements. */
+static void placement_changes_nothing_elsewhere(void **state)
+{
+    (void)state;
+    for (int which = 0; which < 4; which++) {
+        ot_model_config config = config_of(1);
+        ot_model *model;
+        assert_int_equal(ot_model_open(&config, &model), OT_OK);
+        ot_training base = training_for(model), t;
+        base.state_dtype = which == 1 ? OT_INT8 : OT_FP32;
+        base.dtype = base.grad_dtype = which == 2 ? OT_FP16 : which == 3 ? OT_FP32 : OT_BF16;
+        base.max_grad_norm = which == 3 ? 0 : 1;
+        outcome reference, other;
+        run(&base, 1e-2, &reference);
+        for (int placement = 0; placement < PLACEMENTS; placement++) {
+            t = base;
+            place(&t, placement);
+            vary(&t, (placement + which) % VARIANTS);
+            run(&t, 1e-2, &other);
+            if (other.hash != reference.hash)
+                print_error("kind %d, placement %d\n", which, placement);
+            assert_int_equal(other.hash, reference.hash);
+        }
+        ot_model_close(model);
+    }
+}
+
+/* ---- 4. Micro-batching changes nothing but rounding ---- */
+
+static void micro_batches_change_rounding_only(void **state)
+{
+    (void)state;
+    ot_model_config config = config_of(0);
+    ot_model *model;
+    assert_int_equal(ot_model_open(&config, &model), OT_OK);
+    outcome whole, split;
+    ot_training t = training_for(model);
+    t.dtype = t.grad_dtype = OT_FP32;
+    t.B = 4;
+    t.M = 1;
+    run(&t, 1e-2, &whole);
+    for (size_t B = 1; B <= 2; B++) {
+        t.B = B;
+        t.M = SEQUENCES / B;
+        run(&t, 1e-2, &split);
+        for (int step = 0; step < STEPS; step++) {
+            assert_true(fabs(split.loss[step] - whole.loss[step]) <= 1e-5 * whole.loss[step]);
+            assert_true(fabs(split.grad_norm[step] - whole.grad_norm[step]) <= 1e-4 * whole.grad_norm[step]);
+        }
+    }
+    ot_model_close(model);
+}
+
+/* ---- 5. lr = 0 gives the input back ---- */
+
+static void a_learning_rate_of_zero_changes_nothing(void **state)
+{
+    (void)state;
+    static const ot_dtype dtypes[] = {OT_BF16, OT_FP16, OT_FP32};
+    ot_model_config config = config_of(0);
+    ot_model *model;
+    assert_int_equal(ot_model_open(&config, &model), OT_OK);
+    for (size_t i = 0; i < 3; i++) {
+        ot_training t = training_for(model);
+        t.dtype = t.grad_dtype = dtypes[i];
+        ot_trainer *trainer;
+        uint64_t before;
+        assert_int_equal(ot_trainer_open(&t, &trainer), OT_OK);
+        assert_int_equal(ot_trainer_hash(trainer, &before), OT_OK);
+        ot_trainer_close(trainer);
+        for (int placement = 0; placement < PLACEMENTS; placement++) {
+            outcome after;
+            place(&t, placement);
+            run(&t, 0, &after);
+            assert_int_equal(after.hash, before);
+        }
+        outcome moved;
+        run(&t, 1e-2, &moved);
+        assert_int_not_equal(moved.hash, before);
+    }
+    ot_model_close(model);
+}
+
+/* ---- evaluation ---- */
+
+/* The loss of the next step's forward, and nothing changes. */
+static void evaluation_is_a_forward_pass(void **state)
+{
+    (void)state;
+    ot_model_config config = config_of(1);
+    ot_model *model;
+    ot_dataset *data;
+    ot_data_options options = {.T = T, .V = config.V, .seed = 3};
+    assert_int_equal(ot_model_open(&config, &model), OT_OK);
+    assert_int_equal(ot_dataset_open(&options, &data), OT_OK);
+    for (int placement = 0; placement < PLACEMENTS; placement++) {
+        ot_training t = training_for(model);
+        place(&t, placement);
+        ot_trainer *trainer;
+        assert_int_equal(ot_trainer_open(&t, &trainer), OT_OK);
+        ot_step_result first, second;
+        double loss;
+        uint64_t trained = ot_dataset_fill(data, 0, t.B, t.M, ot_trainer_data(trainer)), hash, again;
+        assert_int_equal(ot_trainer_step(trainer, 1e-2, trained, &first), OT_OK);
+        assert_int_equal(ot_trainer_evaluate(trainer, trained, &loss), OT_OK);
+        assert_int_equal(ot_trainer_hash(trainer, &hash), OT_OK);
+        assert_int_equal(ot_trainer_evaluate(trainer, trained, &loss), OT_OK);
+        assert_int_equal(ot_trainer_hash(trainer, &again), OT_OK);
+        assert_int_equal(hash, again);
+        assert_int_equal(ot_trainer_step(trainer, 1e-2, trained, &second), OT_OK);
+        assert_true(loss == second.loss);
+        assert_true(second.loss < first.loss);
+        ot_trainer_close(trainer);
+    }
+    ot_dataset_close(data);
+    ot_model_close(model);
+}
+
+/* ---- a steady step ---- */
+
+/* No page is touched for the first time and nothing is allocated once the run is under way. The matrix library warms up for
+ * some steps. */
+static void a_steady_step_allocates_nothing(void **state)
+{
+    (void)state;
+    ot_model_config config = config_of(0);
+    ot_model *model;
+    ot_dataset *data;
+    ot_data_options options = {.T = T, .V = config.V, .seed = 3};
+    assert_int_equal(ot_model_open(&config, &model), OT_OK);
+    assert_int_equal(ot_dataset_open(&options, &data), OT_OK);
+    ot_training t = training_for(model);
+    place(&t, 4);
+    ot_trainer *trainer;
+    assert_int_equal(ot_trainer_open(&t, &trainer), OT_OK);
+    struct rusage before, after;
+    ot_object_report objects_before = {0}, objects_after = {0};
+    for (uint64_t step = 0; step < 60; step++) {
+        if (step == 39 || step == 40) { /* the first call warms up the measurement itself */
+            objects_before = ot_object_bytes();
+            getrusage(RUSAGE_SELF, &before);
+        }
+        ot_step_result result;
+        uint64_t trained = ot_dataset_fill(data, step, t.B, t.M, ot_trainer_data(trainer));
+        assert_int_equal(ot_trainer_step(trainer, 1e-3, trained, &result), OT_OK);
+    }
+    getrusage(RUSAGE_SELF, &after);
+    objects_after = ot_object_bytes();
+    assert_in_range(after.ru_minflt - before.ru_minflt, 0, 4); /* a page a step would be 20 */
+    assert_true(objects_after.allocated_bytes <= objects_before.allocated_bytes + 512);
+    ot_trainer_close(trainer);
+    ot_dataset_close(data);
+    ot_model_close(model);
+}
+
+/* ---- faults ---- */
+
+/* A gradient that is not finite ends the run with its name, or is passed over: then no byte changes. */
+static void a_gradient_that_is_not_finite_is_named(void **state)
+{
+    (void)state;
+    ot_model_config config = config_of(0);
+    ot_model *model;
+    assert_int_equal(ot_model_open(&config, &model), OT_OK);
+    config = model->config;
+    model->config.init_std = HUGE_VAL; /* weights that are not finite */
+    for (int skip = 0; skip < 2; skip++) {
+        ot_training t = training_for(model);
+        t.skip_not_finite = skip;
+        ot_trainer *trainer;
+        uint64_t hash, again;
+        assert_int_equal(ot_trainer_open(&t, &trainer), OT_OK);
+        assert_int_equal(ot_trainer_hash(trainer, &hash), OT_OK);
+        int32_t *data = ot_trainer_data(trainer);
+        memset(data, 0, sizeof *data * 4 * T * SEQUENCES);
+        ot_step_result result;
+        ot_status status = ot_trainer_step(trainer, 1e-2, T * SEQUENCES, &result);
+        assert_int_equal(status, skip ? OT_OK : OT_ERR_NUMERIC);
+        if (skip)
+            assert_true(result.skipped);
+        else
+            assert_non_null(strstr(ot_error_text(), "not finite"));
+        assert_int_equal(ot_trainer_hash(trainer, &again), OT_OK);
+        assert_int_equal(hash, again);
+        ot_trainer_close(trainer);
+    }
+    ot_model_close(model);
+}
+
+/* "steady" runs alone, in a process that nothing has allocated in before. */
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest steady[] = {cmocka_unit_test(a_steady_step_allocates_nothing)};
+    if (argc > 1 && strcmp(argv[1], "steady") == 0)
+        return cmocka_run_group_tests(steady, NULL, NULL);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(placement_changes_nothing),
+        cmocka_unit_test(placement_changes_nothing_elsewhere),
+        cmocka_unit_test(micro_batches_change_rounding_only),
+        cmocka_unit_test(a_learning_rate_of_zero_changes_nothing),
+        cmocka_unit_test(evaluation_is_a_forward_pass),
+        cmocka_unit_test(a_gradient_that_is_not_finite_is_named),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
