@@ -6,6 +6,8 @@
 
 #include "io/status.h"
 
+ot_status ot_command_train(int argc, char **argv) OT_MUST_CHECK;
+ot_status ot_command_plan(int argc, char **argv) OT_MUST_CHECK;
 ot_status ot_command_version(int argc, char **argv) OT_MUST_CHECK;
 ot_status ot_command_doctor(int argc, char **argv) OT_MUST_CHECK;
 ot_status ot_command_bench(int argc, char **argv) OT_MUST_CHECK;

@@ -5,6 +5,7 @@
 #include "io/log.h"
 #include "io/text.h"
 #include "tools/command.h"
+#include "tools/rundir.h"
 
 typedef struct command {
     const char *name;
@@ -13,7 +14,9 @@ typedef struct command {
 } command;
 
 static const command commands[] = {
-    {"bench", ot_command_bench, "measure what this machine can do: bench nvme"},
+    {"train", ot_command_train, "train a model; the default: offtrain --model 7b --gpu-mem 24G"},
+    {"plan", ot_command_plan, "what a run would take and how fast it would be"},
+    {"bench", ot_command_bench, "measure what this machine can do"},
     {"doctor", ot_command_doctor, "check this machine and say what to change"},
     {"version", ot_command_version, "version, features and instruction sets"},
 };
@@ -21,6 +24,7 @@ enum { COMMANDS = sizeof commands / sizeof *commands };
 
 static void print_line(ot_log_level level, const char *line)
 {
+    ot_rundir_log(line);
     fprintf(stderr, "%s%s\n",
             level == OT_LOG_ERROR     ? "error: "
             : level == OT_LOG_WARNING ? "warning: "
@@ -30,11 +34,19 @@ static void print_line(ot_log_level level, const char *line)
 
 static void print_help(FILE *out)
 {
-    fprintf(out, "usage: offtrain COMMAND [options]\n"
+    fprintf(out, "usage: offtrain [COMMAND] [options]\n"
                  "Fine-tunes large language models in full on one workstation.\n\n");
     for (int i = 0; i < COMMANDS; i++)
         fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].help);
-    fprintf(out, "\nofftrain COMMAND --help lists the options of a command.\n");
+    fprintf(out, "\n"
+                 "  --model NAME         tiny, 124m, 135m, 360m, 0.5b, 1b, 3b, 7b, 8b, 13b, 14b, 32b, 70b\n"
+                 "  --data FILE...       text to train on; without it the built-in sample, 10 steps\n"
+                 "  --gpu-mem SIZE       most device memory, --host-mem SIZE most host memory\n"
+                 "  --nvme DIR...        folders on SSDs for what memory does not hold\n"
+                 "  --max-steps N        --lr X  --global-batch-size N  --seq-len N\n"
+                 "  --dry-run            the plan alone\n"
+                 "  -c FILE.yaml         flags from a file; --print-config writes one\n\n"
+                 "offtrain COMMAND --help lists all options of a command: offtrain train --help\n");
 }
 
 static ot_status unknown_command(const char *name)
@@ -60,11 +72,15 @@ int main(int argc, char **argv)
         return OT_OK;
     }
     const char *name = strcmp(argv[1], "--version") == 0 ? "version" : argv[1];
-    ot_status status = OT_ERR_USAGE;
+    int skip = 2;
+    if (name[0] == '-') {
+        name = "train";
+        skip = 1;
+    }
     int i = 0;
     while (i < COMMANDS && strcmp(commands[i].name, name) != 0)
         i++;
-    status = i < COMMANDS ? commands[i].run(argc - 2, argv + 2) : unknown_command(name);
+    ot_status status = i < COMMANDS ? commands[i].run(argc - skip, argv + skip) : unknown_command(name);
     if (status != OT_OK)
         fprintf(stderr, "offtrain: %s\n", ot_error_text());
     else if (fflush(stdout) != 0) {

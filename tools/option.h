@@ -11,12 +11,12 @@
 #include "io/status.h"
 
 typedef enum ot_option_kind {
-    OT_OPTION_FLAG, /* int, 1 where given; --name=off and --no-name give 0 */
-    OT_OPTION_INT,  /* int64_t */
-    OT_OPTION_REAL, /* double */
-    OT_OPTION_SIZE, /* uint64_t, bytes */
-    OT_OPTION_TEXT, /* const char *, points into argv or the table */
-    OT_OPTION_LIST, /* ot_option_list: `--name A B --name C` and `--name=A,B` add up */
+    OT_OPTION_FLAG,  /* int, 1 where given; --name=off and --no-name give 0 */
+    OT_OPTION_INT,   /* int64_t */
+    OT_OPTION_REAL,  /* double */
+    OT_OPTION_SIZE,  /* uint64_t, bytes */
+    OT_OPTION_TEXT,  /* const char *, points into argv or the table */
+    OT_OPTION_LIST,  /* ot_option_list: `--name A B --name C` and `--name=A,B` add up */
     OT_OPTION_GROUP, /* no option: a heading of --help */
 } ot_option_kind;
 
@@ -38,7 +38,8 @@ typedef struct ot_option {
     size_t offset;       /* of the value in the struct that is filled */
     const char *value;   /* what --help calls the value: "DIR…"; NULL for a flag */
     const char *initial; /* the default as typed, or NULL: zero */
-    const char *choices; /* the allowed words, separated by '|', or NULL; of a number: the one word it may be */
+    const char
+        *choices; /* the allowed words, separated by '|', or NULL; of a number: the one word it may be */
     const char *help;
     const char *aliases; /* other names, separated by '|', or NULL; a one-letter alias is "-x" */
 } ot_option;
@@ -58,7 +59,8 @@ ot_status ot_options_parse(const ot_option_table *table, int argc, char **argv, 
 
 /* The two halves of ot_options_parse, for what comes in between. A list that `argv` names replaces the one in `values`. */
 ot_status ot_options_defaults(const ot_option_table *table, void *values) OT_MUST_CHECK;
-ot_status ot_options_arguments(const ot_option_table *table, int argc, char **argv, void *values) OT_MUST_CHECK;
+ot_status ot_options_arguments(const ot_option_table *table, int argc, char **argv,
+                               void *values) OT_MUST_CHECK;
 
 /* The value that argv gives the option last, or NULL; nothing is checked. */
 const char *ot_options_peek(const ot_option_table *table, int argc, char **argv, const char *name);
@@ -71,7 +73,8 @@ ot_status ot_option_set(const ot_option *option, const char *what, char *text, v
 
 /* The known name that is nearest to `name`, or NULL, in `out`. */
 enum { OT_OPTION_NAME_BYTES = 64 };
-const char *ot_options_nearest(const ot_option_table *table, const char *name, char out[OT_OPTION_NAME_BYTES]);
+const char *ot_options_nearest(const ot_option_table *table, const char *name,
+                               char out[OT_OPTION_NAME_BYTES]);
 
 /* Usage, summary and one line an option. */
 void ot_options_help(const ot_option_table *table, FILE *out);

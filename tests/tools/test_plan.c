@@ -1,0 +1,158 @@
+/* `offtrain plan` and what goes with it: the JSON of cli.md, plans that do not fit, other machines, --print-config. */
+#include <jansson.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/support/process.h"
+#include "tests/support/test.h"
+#include "tests/support/tree.h"
+
+#define TINY " --model tiny --seq-len 32 --global-batch-size 4 --max-steps 2"
+
+static char *root;
+static outcome result;
+
+static int open_root(void **state)
+{
+    (void)state;
+    root = tree_open();
+    return 0;
+}
+
+static int close_root(void **state)
+{
+    (void)state;
+    tree_close(root);
+    return 0;
+}
+
+static json_t *plan_json(int code, const char *flags)
+{
+    json_error_t error;
+    assert_int_equal(process_run(&result, "%s plan --json --model tiny -o %s %s", OT_COMMAND, root, flags),
+                     code);
+    json_t *plan = json_loads(result.out, 0, &error);
+    if (plan == NULL)
+        fail_msg("%s: %s", error.text, result.out);
+    return plan;
+}
+
+static json_t *at(json_t *object, const char *a, const char *b, const char *c)
+{
+    json_t *value = json_object_get(object, a);
+    if (b != NULL)
+        value = json_object_get(value, b);
+    if (c != NULL)
+        value = json_object_get(value, c);
+    if (value == NULL)
+        fail_msg("the plan has no %s.%s.%s", a, b != NULL ? b : "", c != NULL ? c : "");
+    return value;
+}
+
+static void plan_as_json(void **state)
+{
+    (void)state;
+    static const char *const tiers[] = {"device", "host", "nvme"}, *const phases[] = {"load", "step", "eval",
+                                                                                      "save", "resume"};
+    json_t *plan = plan_json(0, "--place states=nvme --tbw 600");
+    assert_true(json_is_true(at(plan, "fits", NULL, NULL)));
+    assert_int_equal(json_integer_value(at(plan, "model", "params", NULL)), 820608);
+    for (size_t i = 0; i < 3; i++) {
+        long long peak = json_integer_value(at(plan, "tiers", tiers[i], "peak"));
+        assert_true(peak > 0 && peak <= json_integer_value(at(plan, "tiers", tiers[i], "budget")));
+        assert_true(json_is_object(at(plan, "tiers", tiers[i], "planes")));
+        for (size_t j = 0; j < 5; j++)
+            assert_true(json_integer_value(at(plan, "phases", phases[j], tiers[i])) <= peak);
+    }
+    assert_true(json_real_value(at(plan, "step", "predicted_s", NULL)) > 0);
+    assert_true(json_real_value(at(plan, "step", "flops", NULL)) > 0);
+    assert_true(json_is_string(at(plan, "step", "bottleneck", NULL)));
+    assert_true(json_is_object(at(plan, "step", "lanes", "compute")));
+    long long written = json_integer_value(at(plan, "wear", "bytes_per_step", NULL));
+    assert_int_equal(written, json_integer_value(at(plan, "step", "nvme_write_bytes", NULL)));
+    assert_true(written > 0);
+    double steps = json_real_value(at(plan, "wear", "steps_to_tbw", NULL)) * (double)written;
+    assert_true(steps > 599e12 && steps < 601e12);
+    assert_true(json_is_array(at(plan, "suggestions", NULL, NULL)));
+    json_decref(plan);
+}
+
+static void a_plan_that_does_not_fit(void **state)
+{
+    (void)state;
+    json_t *plan = plan_json(3, "--gpu-mem 4M --batch-size 16");
+    assert_true(json_is_false(at(plan, "fits", NULL, NULL)));
+    assert_true(json_array_size(at(plan, "suggestions", NULL, NULL)) > 0);
+    long long need = json_integer_value(at(plan, "tiers", "device", "need"));
+    json_decref(plan);
+    assert_non_null(strstr(result.err, "tiny does not fit"));
+    assert_non_null(strstr(result.err, "have 4 MiB, need "));
+    char flags[128];
+    snprintf(flags, sizeof flags, "--gpu-mem %lld --batch-size 16", need);
+    json_decref(plan_json(0, flags));
+    /* A run refuses it likewise, and leaves nothing behind. */
+    assert_int_equal(
+        process_run(&result, "%s" TINY " -o %s --run-name too_big --gpu-mem 2M", OT_COMMAND, root), 3);
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/too_big", root);
+    assert_int_not_equal(access(path, F_OK), 0);
+}
+
+static void dry_run_is_the_plan(void **state)
+{
+    (void)state;
+    assert_int_equal(process_run(&result, "%s" TINY " -o %s/nowhere --dry-run", OT_COMMAND, root), 0);
+    assert_non_null(strstr(result.out, "\npredicted "));
+    assert_non_null(strstr(result.out, "phase, peak of"));
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/nowhere", root);
+    assert_int_not_equal(access(path, F_OK), 0);
+}
+
+static void plan_for_another_machine(void **state)
+{
+    (void)state;
+    assert_int_equal(process_run(&result, "%s plan --model 7b --gpu rtx4090 --host-mem 96G", OT_COMMAND), 0);
+    assert_non_null(strstr(result.out, "145 TFLOP/s"));
+    assert_int_equal(process_run(&result, "%s plan --model 7b --gpu rtx409", OT_COMMAND), 2);
+    assert_non_null(strstr(result.err, "did you mean rtx4090?"));
+    assert_int_equal(process_run(&result, "%s --model tiny --gpu rtx4090", OT_COMMAND), 2);
+}
+
+/* What is forced is named beside what would have been chosen. */
+static void a_forced_choice_has_a_price(void **state)
+{
+    (void)state;
+    json_t *plan = plan_json(0, "--place weights=nvme,states=nvme,acts=nvme --overlap off");
+    double forced = json_real_value(at(plan, "step", "predicted_s", NULL));
+    assert_true(json_real_value(at(plan, "automatic_s", NULL, NULL)) < forced);
+    json_decref(plan);
+}
+
+static void print_config(void **state)
+{
+    (void)state;
+    assert_int_equal(process_run(&result, "%s" TINY " --lr 0.25 --print-config", OT_COMMAND), 0);
+    assert_non_null(strstr(result.out, "\nlr: 0.25\n"));
+    char *copy = strdup(result.out);
+    tree_write(root, "/printed.yaml", copy);
+    assert_int_equal(process_run(&result, "%s --print-config -c %s/printed.yaml", OT_COMMAND, root), 0);
+    assert_string_equal(result.out, copy);
+    free(copy);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(plan_as_json),
+        cmocka_unit_test(a_plan_that_does_not_fit),
+        cmocka_unit_test(dry_run_is_the_plan),
+        cmocka_unit_test(plan_for_another_machine),
+        cmocka_unit_test(a_forced_choice_has_a_price),
+        cmocka_unit_test(print_config),
+    };
+    return cmocka_run_group_tests(tests, open_root, close_root);
+}

@@ -1,0 +1,228 @@
+/* From flags to a training: formats, data, steps, rates. */
+#include "tools/job.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "io/text.h"
+#include "kernels/device.h"
+
+/* ---- model and formats ---- */
+
+static ot_status open_model(ot_job *job)
+{
+    const ot_train_flags *flags = job->flags;
+    ot_model_config config;
+    if (flags->model == NULL)
+        return ot_fail(OT_ERR_USAGE,
+                       "--model is missing; for example --model tiny, or --model 7b --gpu-mem 24G");
+    OT_TRY(ot_model_preset(flags->model, &config));
+    OT_TRY(ot_model_open(&config, &job->model));
+    if ((uint64_t)flags->seq_len > config.positions)
+        return ot_fail(OT_ERR_USAGE, "--seq-len: %" PRId64 " tokens; %s has %zu positions", flags->seq_len,
+                       flags->model, config.positions);
+    return OT_OK;
+}
+
+static ot_dtype dtype_of(const char *name, ot_dtype otherwise)
+{
+    for (int dtype = 0; dtype < OT_DTYPES; dtype++)
+        if (strcmp(name, ot_dtype_name((ot_dtype)dtype)) == 0)
+            return (ot_dtype)dtype;
+    return otherwise;
+}
+
+static ot_optimizer optimizer_of(const char *name)
+{
+    static const char *const names[] = {"adamw", "adam", "sgd", "lion"};
+    static const ot_optimizer kinds[] = {OT_OPTIMIZER_ADAMW, OT_OPTIMIZER_ADAM, OT_OPTIMIZER_SGD,
+                                         OT_OPTIMIZER_LION};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (strcmp(name, names[i]) == 0)
+            return kinds[i];
+    return OT_OPTIMIZER_ADAMW;
+}
+
+static ot_status choose_formats(ot_job *job)
+{
+    const ot_train_flags *flags = job->flags;
+    ot_training *t = &job->training;
+    t->dtype = dtype_of(flags->precision, OT_BF16);
+    t->state_dtype = dtype_of(flags->state_dtype, OT_FP32);
+    t->grad_dtype = strcmp(flags->grad_dtype, "32") == 0 || t->dtype == OT_FP32 ? OT_FP32 : t->dtype;
+    if (flags->loss_scale != OT_AUTO_REAL && t->dtype != OT_FP16)
+        return ot_fail(OT_ERR_USAGE, "--loss-scale is for --precision fp16; %s has the range of fp32",
+                       ot_dtype_name(t->dtype));
+    t->loss_scale = flags->loss_scale == OT_AUTO_REAL ? 0 : flags->loss_scale;
+    return OT_OK;
+}
+
+static const ot_block_backend *backend_of(const char *name)
+{
+    return strcmp(name, "threads") == 0 ? &ot_block_threads
+           : strcmp(name, "uring") == 0 ? &ot_block_uring
+                                        : NULL;
+}
+
+static ot_status choose_training(ot_job *job)
+{
+    const ot_train_flags *flags = job->flags;
+    ot_training *t = &job->training;
+    ot_places places;
+    OT_TRY(choose_formats(job));
+    OT_TRY(ot_places_parse(&flags->place, &places));
+    t->model = job->model;
+    t->T = (size_t)flags->seq_len;
+    t->optimizer = optimizer_of(flags->optim);
+    t->beta1 = (float)flags->beta1;
+    t->beta2 = (float)flags->beta2;
+    t->eps = (float)flags->eps;
+    t->weight_decay = (float)flags->weight_decay;
+    t->max_grad_norm = flags->max_grad_norm;
+    t->skip_not_finite = strcmp(flags->nan, "skip") == 0;
+    t->seed = (uint64_t)flags->seed;
+    t->weights = places.weights;
+    t->states = places.states;
+    t->grads = places.grads;
+    t->acts = places.acts;
+    t->prefetch_depth = flags->prefetch_depth == OT_AUTO_INT ? 0 : (int)flags->prefetch_depth;
+    t->overlap = flags->overlap;
+    t->threads = flags->threads == OT_AUTO_INT ? 0 : (int)flags->threads;
+    t->io.backend = backend_of(flags->io);
+    t->io.depth = flags->io_depth == OT_AUTO_INT ? 0 : (uint32_t)flags->io_depth;
+    t->io.piece_bytes = flags->io_block == OT_AUTO_SIZE ? 0 : flags->io_block;
+    return OT_OK;
+}
+
+/* ---- the batch ---- */
+
+/* B and M; where neither was given they are the fit's to find. */
+static void choose_batch(ot_job *job)
+{
+    const ot_train_flags *flags = job->flags;
+    job->sequences = (size_t)flags->global_batch_size;
+    job->batch_fixed = flags->batch_size != OT_AUTO_INT || flags->grad_accum != OT_AUTO_INT;
+    if (!job->batch_fixed)
+        return;
+    job->training.B = flags->batch_size != OT_AUTO_INT ? (size_t)flags->batch_size
+                                                       : job->sequences / (size_t)flags->grad_accum;
+    job->training.M = job->sequences / job->training.B;
+}
+
+/* ---- data and steps ---- */
+
+enum { SAMPLE_STEPS = 10 }; /* of a run without --data */
+
+static ot_status open_data(ot_job *job)
+{
+    const ot_train_flags *flags = job->flags;
+    const ot_data_options options = {
+        .files = flags->data.items,
+        .file_count = flags->data.count,
+        .T = job->training.T,
+        .V = job->model->config.V,
+        .shuffle = flags->shuffle,
+        .seed = (uint64_t)flags->seed,
+    };
+    OT_TRY(ot_dataset_open(&options, &job->dataset));
+    job->steps_per_epoch = ot_dataset_steps(job->dataset, job->sequences);
+    if (flags->max_steps > 0)
+        job->total_steps = (uint64_t)flags->max_steps;
+    else if (flags->data.count == 0)
+        job->total_steps = SAMPLE_STEPS;
+    else
+        job->total_steps = (uint64_t)ceil(flags->epochs * (double)job->steps_per_epoch);
+    job->schedule = (ot_schedule){
+        .lr = flags->lr,
+        .min_ratio = flags->min_lr_ratio,
+        .warmup_steps = ot_warmup_steps(flags->warmup_steps, job->total_steps),
+        .total_steps = job->total_steps,
+    };
+    return ot_schedule_parse(flags->lr_scheduler, &job->schedule.kind);
+}
+
+/* ---- the machine ---- */
+
+static ot_status look_at_device(ot_job *job)
+{
+    enum { MEASURE_BYTES = 256 << 20 };
+    const ot_device_options options = {
+        .kind = job->flags->device, .memory_bytes = MEASURE_BYTES, .threads = job->training.threads};
+    OT_TRY(ot_device_open(&options, &job->device));
+    ot_device_info info;
+    ot_device_query(job->device, &info);
+    job->training.sizing_device = job->device;
+    job->shared = info.host_memory;
+    job->training.device = info.host_memory ? "cpu" : "cuda";
+    job->limits.device = info.total_bytes;
+    snprintf(job->device_name, sizeof job->device_name, "%s, %d %s", info.name, info.units,
+             info.host_memory ? info.units == 1 ? "thread" : "threads" : "multiprocessors");
+    OT_TRY(ot_rates_measure(job->device, job->training.dtype, job->training.threads, &job->training.rates));
+    job->gemm_rate = job->training.rates.lane[OT_LANE_COMPUTE];
+    return OT_OK;
+}
+
+static ot_status look_at_card(ot_job *job)
+{
+    OT_TRY(ot_card_find(job->flags->gpu, &job->card));
+    ot_rates_of_card(job->card, job->training.dtype, &job->training.rates);
+    job->training.device = "cuda";
+    job->limits.device = (uint64_t)(job->card->gibibytes * (double)(UINT64_C(1) << 30));
+    snprintf(job->device_name, sizeof job->device_name, "%s, typical rates", job->card->name);
+    return OT_OK;
+}
+
+static void apply_rates(ot_job *job)
+{
+    const ot_train_flags *flags = job->flags;
+    double *lane = job->training.rates.lane, drives = job->drives > 0 ? (double)job->drives : 1;
+    if (flags->pcie != OT_AUTO_REAL)
+        lane[OT_LANE_H2D] = lane[OT_LANE_D2H] = lane[OT_LANE_COLLECTIVE] = flags->pcie * 1e9;
+    if (flags->nvme_gbs != OT_AUTO_REAL)
+        lane[OT_LANE_NVME_READ] = lane[OT_LANE_NVME_WRITE] = flags->nvme_gbs * 1e9;
+    lane[OT_LANE_NVME_READ] *= drives;
+    lane[OT_LANE_NVME_WRITE] *= drives;
+}
+
+/* ---- all of it ---- */
+
+const ot_list *ot_steady_list(const ot_plan *plan)
+{
+    return &plan->lists[plan->update_in_backward ? OT_LIST_FIRST : OT_LIST_STEADY];
+}
+
+double ot_job_model_flops(const ot_job *job)
+{
+    ot_model_flops flops = ot_model_count_flops(job->model, job->sequences, job->training.T);
+    return 3 * ((double)job->model->config.L * flops.block_forward + flops.head_forward);
+}
+
+ot_status ot_job_open(const ot_train_flags *flags, ot_job *job)
+{
+    *job = (ot_job){.flags = flags};
+    OT_TRY(open_model(job));
+    OT_TRY(choose_training(job));
+    choose_batch(job);
+    OT_TRY(open_data(job));
+    OT_TRY(flags->gpu != NULL ? look_at_card(job) : look_at_device(job));
+    OT_TRY(ot_job_find_limits(job));
+    apply_rates(job);
+    return ot_job_fit(job, &job->limits, &job->training, &job->plan, &job->timeline);
+}
+
+void ot_job_release_device(ot_job *job)
+{
+    ot_device_close(job->device);
+    job->device = job->training.sizing_device = NULL;
+}
+
+void ot_job_close(ot_job *job)
+{
+    ot_job_release_device(job);
+    ot_plan_free(job->plan);
+    ot_dataset_close(job->dataset);
+    ot_model_close(job->model);
+    *job = (ot_job){0};
+}

@@ -1,0 +1,80 @@
+/* A job: what the flags mean on this machine. From the model and the data to the plan, before anything big is allocated. */
+#ifndef OT_TOOLS_JOB_H
+#define OT_TOOLS_JOB_H
+
+#include "engine/data.h"
+#include "engine/schedule.h"
+#include "engine/trainer.h"
+#include "io/budget.h"
+#include "offload/simulate.h"
+#include "tools/rates.h"
+#include "tools/train_flags.h"
+
+/* What may be taken, in bytes. */
+typedef struct ot_limits {
+    uint64_t device, host, nvme; /* each tier's cap */
+    uint64_t memory; /* device and host together, where both are this machine's RAM; else UINT64_MAX */
+} ot_limits;
+
+typedef struct ot_job {
+    const ot_train_flags *flags;
+    ot_model *model;
+    ot_dataset *dataset;
+    ot_training training; /* with the batch, budgets and rates that were chosen */
+    int batch_fixed;      /* B and M were given */
+    size_t sequences;     /* of a step: B*M */
+
+    ot_memory_budget memory; /* as found */
+    ot_limits limits;
+    const ot_card *card; /* the plan is for another machine; NULL: for this one */
+    int shared;          /* device memory is RAM */
+    ot_device *device; /* with little memory, to measure and to ask; NULL: the plan is for another machine */
+    char device_name[160];
+    double gemm_rate; /* measured flops a second; 0: not known */
+    size_t drives;    /* file systems of the NVMe tier */
+
+    ot_plan *plan;        /* NULL: nothing fits */
+    ot_timeline timeline; /* predicted, of a step in the middle of a run */
+
+    uint64_t total_steps, steps_per_epoch;
+    ot_schedule schedule;
+} ot_job;
+
+/* Fills `job` up to the plan; `flags` outlive it. OT_ERR_FIT where no plan fits: the job then holds everything but the plan. */
+ot_status ot_job_open(const ot_train_flags *flags, ot_job *job) OT_MUST_CHECK;
+void ot_job_close(ot_job *job);
+
+/* Closes the device that the plan was made with, when the trainer is about to open its own. */
+void ot_job_release_device(ot_job *job);
+
+/* Looks for the plan within limits and with the formats of `training`: the largest micro-batch that fits (unless it is fixed), and
+ * then the fastest split of RAM between device and host. `*training` gets what was chosen. OT_ERR_FIT where none fits. */
+ot_status ot_job_fit(const ot_job *job, const ot_limits *limits, ot_training *training, ot_plan **plan,
+                     ot_timeline *timeline) OT_MUST_CHECK;
+
+/* Whether the micro-batch of `training` fits in any way: OT_OK, OT_ERR_FIT, or another failure of the plan. */
+ot_status ot_job_fits(const ot_limits *limits, const ot_training *training) OT_MUST_CHECK;
+
+/* The list that the steady step of a plan is: STEADY, or FIRST where the update runs inside backward. */
+const ot_list *ot_steady_list(const ot_plan *plan);
+
+/* Work of a step without recompute: three times forward. */
+double ot_job_model_flops(const ot_job *job);
+
+/* What the limits of this machine are: budgets.c. */
+ot_status ot_job_find_limits(ot_job *job) OT_MUST_CHECK;
+
+/* The smallest changes that would make it fit, as sentences, or where it fits, what would make it faster; suggest.c. */
+enum { OT_SUGGESTIONS_MAX = 8, OT_SUGGESTION_BYTES = 200 };
+typedef struct ot_suggestions {
+    size_t count;
+    char texts[OT_SUGGESTIONS_MAX][OT_SUGGESTION_BYTES];
+    uint64_t
+        need[OT_TIERS]; /* the smallest cap of each tier that fits, the others as they are; 0: none does */
+    double
+        automatic_s; /* a step with the automatic choices in place of the forced ones; 0: nothing is forced */
+} ot_suggestions;
+
+void ot_job_suggest(const ot_job *job, ot_suggestions *out);
+
+#endif

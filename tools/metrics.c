@@ -1,0 +1,147 @@
+#include "tools/metrics.h"
+
+#include <math.h>
+
+#include "io/clock.h"
+#include "tools/stalls.h"
+
+void ot_metrics_init(ot_metrics *metrics, const ot_job *job)
+{
+    *metrics = (ot_metrics){.job = job, .start_ns = ot_clock_ns(), .loss = NAN};
+}
+
+const ot_list *ot_step_list(const ot_plan *plan, uint64_t step)
+{
+    return step == 0 ? &plan->lists[OT_LIST_FIRST] : ot_steady_list(plan);
+}
+
+/* Seconds of a step, by the last ones. The first step warms caches up: it counts while there is no other. */
+static double window_mean(const ot_metrics *metrics)
+{
+    uint64_t last = metrics->steps, count = last < OT_WINDOW_STEPS ? last : OT_WINDOW_STEPS;
+    double sum = 0;
+    if (count == last && count > 1)
+        count--;
+    for (uint64_t i = 0; i < count; i++)
+        sum += metrics->window[(last - 1 - i) % OT_WINDOW_STEPS];
+    return sum / (double)count;
+}
+
+/* What the lanes did in the step, and in the row what they moved and held up. */
+static void add_lanes(ot_metrics *metrics, const ot_trainer *trainer, const ot_step_result *result,
+                      ot_row *row)
+{
+    const ot_list *list = ot_step_list(ot_trainer_plan(trainer), metrics->steps);
+    double stall_s[OT_LANES] = {0};
+    ot_stalls_add(list, ot_mover_spans(ot_trainer_mover(trainer)), stall_s);
+    for (int lane = 0; lane < OT_LANES; lane++) {
+        metrics->busy_s[lane] += ot_seconds(result->stats.busy_ns[lane]);
+        metrics->stall_s[lane] += stall_s[lane];
+        metrics->moved[lane] += result->stats.bytes[lane];
+        metrics->planned[lane] += list->lane_bytes[lane];
+    }
+    const uint64_t *bytes = result->stats.bytes;
+    row->h2d_bytes = bytes[OT_LANE_H2D];
+    row->d2h_bytes = bytes[OT_LANE_D2H];
+    row->nvme_read_bytes = bytes[OT_LANE_NVME_READ];
+    row->nvme_write_bytes = bytes[OT_LANE_NVME_WRITE];
+    row->wait_h2d_s = stall_s[OT_LANE_H2D] + stall_s[OT_LANE_D2H];
+    row->wait_nvme_s = stall_s[OT_LANE_NVME_READ] + stall_s[OT_LANE_NVME_WRITE];
+    row->wait_cpu_s = stall_s[OT_LANE_CPU];
+    row->device_peak_bytes = ot_trainer_peak_bytes(trainer, OT_TIER_DEVICE);
+    row->host_peak_bytes = ot_trainer_peak_bytes(trainer, OT_TIER_HOST);
+}
+
+static void add_result(ot_metrics *metrics, const ot_step_result *result, ot_row *row)
+{
+    metrics->skipped += (uint64_t)(result->skipped != 0);
+    metrics->loss = result->loss;
+    metrics->list_s += result->seconds;
+    row->loss = result->loss;
+    row->grad_norm = result->grad_norm;
+    row->clip_factor = result->clip_factor;
+    row->loss_scale = result->loss_scale;
+    row->skipped = result->skipped != 0;
+    row->fwd_s = result->forward_s;
+    row->bwd_s = result->backward_s;
+    row->opt_exposed_s = result->update_exposed_s;
+}
+
+void ot_metrics_add(ot_metrics *metrics, const ot_trainer *trainer, const ot_step_result *result, double lr,
+                    uint64_t trained_tokens, double step_s, double data_s, ot_row *row)
+{
+    const ot_job *job = metrics->job;
+    uint64_t tokens = (uint64_t)job->sequences * job->training.T;
+    *row = (ot_row){
+        .learning_rate = lr, .total_steps = job->total_steps, .step_s = step_s, .wait_data_s = data_s};
+    add_lanes(metrics, trainer, result, row);
+    add_result(metrics, result, row);
+    metrics->window[metrics->steps % OT_WINDOW_STEPS] = step_s;
+    metrics->steps++;
+    metrics->tokens += tokens;
+    metrics->trained_tokens += trained_tokens;
+    metrics->step_s += step_s;
+    metrics->data_s += data_s;
+    double mean = window_mean(metrics);
+    row->step = metrics->steps;
+    row->tokens = metrics->tokens;
+    row->trained_tokens = metrics->trained_tokens;
+    row->epoch = (double)metrics->steps / (double)job->steps_per_epoch;
+    row->tok_per_s = (double)tokens / mean;
+    row->mfu = job->gemm_rate > 0 ? ot_job_model_flops(job) / mean / job->gemm_rate : 0;
+    row->elapsed_s = ot_seconds(ot_clock_ns() - metrics->start_ns);
+    row->eta_s = mean * (double)(job->total_steps - metrics->steps);
+}
+
+/* JSON has neither infinities nor NaN. */
+static json_t *real(double value)
+{
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+static json_t *integer(uint64_t value)
+{
+    return json_integer((json_int_t)value);
+}
+
+json_t *ot_row_json(const ot_row *row)
+{
+    const struct {
+        const char *name;
+        json_t *value;
+    } fields[] = {
+        {"step", integer(row->step)},
+        {"total_steps", integer(row->total_steps)},
+        {"epoch", real(row->epoch)},
+        {"tokens", integer(row->tokens)},
+        {"trained_tokens", integer(row->trained_tokens)},
+        {"loss", real(row->loss)},
+        {"grad_norm", real(row->grad_norm)},
+        {"learning_rate", real(row->learning_rate)},
+        {"clip_factor", real(row->clip_factor)},
+        {"loss_scale", real(row->loss_scale)},
+        {"skipped", json_boolean(row->skipped)},
+        {"step_s", real(row->step_s)},
+        {"fwd_s", real(row->fwd_s)},
+        {"bwd_s", real(row->bwd_s)},
+        {"opt_exposed_s", real(row->opt_exposed_s)},
+        {"tok_per_s", real(row->tok_per_s)},
+        {"mfu", row->mfu > 0 ? real(row->mfu) : json_null()},
+        {"h2d_bytes", integer(row->h2d_bytes)},
+        {"d2h_bytes", integer(row->d2h_bytes)},
+        {"nvme_read_bytes", integer(row->nvme_read_bytes)},
+        {"nvme_write_bytes", integer(row->nvme_write_bytes)},
+        {"wait_h2d_s", real(row->wait_h2d_s)},
+        {"wait_nvme_s", real(row->wait_nvme_s)},
+        {"wait_cpu_s", real(row->wait_cpu_s)},
+        {"wait_data_s", real(row->wait_data_s)},
+        {"device_peak_bytes", integer(row->device_peak_bytes)},
+        {"host_peak_bytes", integer(row->host_peak_bytes)},
+        {"elapsed_s", real(row->elapsed_s)},
+        {"eta_s", real(row->eta_s)},
+    };
+    json_t *object = json_object();
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        json_object_set_new(object, fields[i].name, fields[i].value);
+    return object;
+}

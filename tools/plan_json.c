@@ -1,0 +1,147 @@
+#include <stdlib.h>
+
+#include "tools/plan_report.h"
+
+uint64_t ot_phase_bytes(const ot_plan *plan, ot_list_kind kind, ot_tier tier)
+{
+    const ot_list *list = &plan->lists[kind];
+    unsigned char *used = calloc(plan->place_count + 1, 1);
+    if (used == NULL)
+        return plan->peak_bytes[tier];
+    for (size_t o = 0; o < list->count; o++)
+        for (int i = 0; i < OT_OPERATION_PLACES; i++)
+            if (list->operations[o].places[i] >= 0)
+                used[list->operations[o].places[i]] = 1;
+    uint64_t all = 0, bytes = 0;
+    for (size_t p = 0; p < plan->place_count; p++) {
+        const ot_place *place = &plan->places[p];
+        if (place->tier != tier)
+            continue;
+        all += place->bytes;
+        bytes += place->chunk >= 0 || used[p] ? place->bytes : 0;
+    }
+    free(used);
+    uint64_t fixed = plan->peak_bytes[tier] > all ? plan->peak_bytes[tier] - all : 0;
+    return bytes + fixed;
+}
+
+static json_t *integer(uint64_t value)
+{
+    return json_integer((json_int_t)value);
+}
+
+static json_t *model_json(const ot_job *job)
+{
+    const ot_model_config *c = &job->model->config;
+    return json_pack("{s:o, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b}", "params",
+                     integer(job->model->params), "name", job->flags->model, "architecture", c->architecture,
+                     "layers", integer(c->L), "hidden", integer(c->C), "heads", integer(c->NH), "kv_heads",
+                     integer(c->NKV), "head_dim", integer(c->HD), "feed_forward", integer(c->F), "vocabulary",
+                     integer(c->V), "tied", c->tied);
+}
+
+static json_t *tier_json(const ot_job *job, const ot_suggestions *suggestions, ot_tier tier)
+{
+    const ot_plan *plan = job->plan;
+    uint64_t cap = tier == OT_TIER_DEVICE ? job->limits.device
+                   : tier == OT_TIER_HOST ? job->limits.host
+                                          : job->limits.nvme;
+    json_t *object = json_pack("{s:o}", "budget", integer(plan != NULL ? job->training.budget[tier] : cap));
+    if (plan == NULL) {
+        if (suggestions->need[tier] > 0)
+            json_object_set_new(object, "need", integer(suggestions->need[tier]));
+        return object;
+    }
+    json_t *planes = json_object();
+    for (int plane = 0; plane < OT_PLANES; plane++)
+        json_object_set_new(planes, ot_plane_name((ot_plane)plane), integer(plan->plane_bytes[tier][plane]));
+    json_object_set_new(object, "peak", integer(plan->peak_bytes[tier]));
+    json_object_set_new(object, "slots", integer(plan->slot_bytes[tier]));
+    json_object_set_new(object, "planes", planes);
+    return object;
+}
+
+static json_t *phase_json(const ot_job *job, ot_list_kind kind)
+{
+    const ot_list *list = &job->plan->lists[kind];
+    json_t *object = json_object();
+    for (int tier = 0; tier < OT_TIERS; tier++)
+        json_object_set_new(object, ot_tier_name((ot_tier)tier),
+                            integer(ot_phase_bytes(job->plan, kind, (ot_tier)tier)));
+    ot_timeline timeline;
+    if (ot_simulate(list, &job->training.rates, NULL, &timeline) == OT_OK)
+        json_object_set_new(object, "predicted_s", json_real(timeline.seconds));
+    json_object_set_new(object, "operations", integer(list->count));
+    json_object_set_new(object, "nvme_read_bytes", integer(list->lane_bytes[OT_LANE_NVME_READ]));
+    json_object_set_new(object, "nvme_write_bytes", integer(list->lane_bytes[OT_LANE_NVME_WRITE]));
+    return object;
+}
+
+static json_t *phases_json(const ot_job *job)
+{
+    ot_list_kind step = job->plan->update_in_backward ? OT_LIST_FIRST : OT_LIST_STEADY;
+    return json_pack("{s:o, s:o, s:o, s:o, s:o}", "load", phase_json(job, OT_LIST_LOAD), "step",
+                     phase_json(job, step), "eval", phase_json(job, OT_LIST_EVAL), "save",
+                     phase_json(job, OT_LIST_SAVE), "resume", phase_json(job, OT_LIST_LOAD));
+}
+
+static json_t *lanes_json(const ot_job *job)
+{
+    const ot_list *list = ot_steady_list(job->plan);
+    json_t *lanes = json_object();
+    for (int lane = 0; lane < OT_LANES; lane++)
+        json_object_set_new(lanes, ot_lane_name((ot_lane)lane),
+                            json_pack("{s:o, s:f, s:f, s:f}", "bytes", integer(list->lane_bytes[lane]),
+                                      "busy_s", job->timeline.busy_s[lane], "wait_s",
+                                      job->timeline.wait_s[lane], "rate", job->training.rates.lane[lane]));
+    return lanes;
+}
+
+static json_t *step_json(const ot_job *job)
+{
+    const ot_list *list = ot_steady_list(job->plan);
+    const ot_training *t = &job->training;
+    json_t *step =
+        json_pack("{s:o, s:o, s:o, s:o, s:f, s:f, s:s}", "h2d_bytes", integer(list->lane_bytes[OT_LANE_H2D]),
+                  "d2h_bytes", integer(list->lane_bytes[OT_LANE_D2H]), "nvme_read_bytes",
+                  integer(list->lane_bytes[OT_LANE_NVME_READ]), "nvme_write_bytes",
+                  integer(list->lane_bytes[OT_LANE_NVME_WRITE]), "flops", list->flops, "predicted_s",
+                  job->timeline.seconds, "bottleneck", ot_lane_name(job->timeline.bottleneck));
+    json_object_set_new(step, "bound_s", json_real(job->timeline.bound_s));
+    json_object_set_new(step, "tokens", integer((uint64_t)t->B * t->M * t->T));
+    json_object_set_new(step, "batch_size", integer(t->B));
+    json_object_set_new(step, "grad_accum", integer(t->M));
+    json_object_set_new(step, "seq_len", integer(t->T));
+    json_object_set_new(step, "prefetch_depth", json_integer(job->plan->prefetch_depth));
+    json_object_set_new(step, "lanes", lanes_json(job));
+    return step;
+}
+
+static json_t *wear_json(const ot_job *job)
+{
+    uint64_t bytes = ot_steady_list(job->plan)->lane_bytes[OT_LANE_NVME_WRITE];
+    json_t *wear = json_pack("{s:o, s:f}", "bytes_per_step", integer(bytes), "tbw", job->flags->tbw);
+    json_object_set_new(wear, "steps_to_tbw",
+                        bytes > 0 ? json_real(job->flags->tbw * 1e12 / (double)bytes) : json_null());
+    return wear;
+}
+
+json_t *ot_plan_json(const ot_job *job, const ot_suggestions *suggestions)
+{
+    json_t *root = json_pack("{s:b, s:o}", "fits", job->plan != NULL, "model", model_json(job));
+    json_t *tiers = json_object(), *texts = json_array();
+    for (int tier = 0; tier < OT_TIERS; tier++)
+        json_object_set_new(tiers, ot_tier_name((ot_tier)tier), tier_json(job, suggestions, (ot_tier)tier));
+    json_object_set_new(root, "tiers", tiers);
+    if (job->plan != NULL) {
+        json_object_set_new(root, "phases", phases_json(job));
+        json_object_set_new(root, "step", step_json(job));
+        json_object_set_new(root, "wear", wear_json(job));
+    }
+    if (suggestions->automatic_s > 0)
+        json_object_set_new(root, "automatic_s", json_real(suggestions->automatic_s));
+    for (size_t i = 0; i < suggestions->count; i++)
+        json_array_append_new(texts, json_string(suggestions->texts[i]));
+    json_object_set_new(root, "suggestions", texts);
+    return root;
+}

@@ -1,0 +1,204 @@
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "io/text.h"
+#include "tools/plan_report.h"
+
+const char *ot_lane_words(ot_lane lane)
+{
+    static const char *const words[OT_LANES] = {"NVMe read", "NVMe write", "host to device", "device to host",
+                                                "compute",   "collective", "optimizer (CPU)"};
+    return words[lane];
+}
+
+static const char *precision_words(const ot_training *t)
+{
+    return t->dtype == OT_BF16   ? "bf16 weights, exact FP32 master"
+           : t->dtype == OT_FP16 ? "fp16 weights, FP32 master"
+                                 : "FP32 weights";
+}
+
+static void print_head(const ot_job *job, FILE *out)
+{
+    const ot_training *t = &job->training;
+    const ot_model_config *c = &job->model->config;
+    char memory[OT_SIZE_TEXT_BYTES];
+    fprintf(out,
+            "model     %s: %s, %.4g M parameters, %zu blocks, width %zu, vocabulary %zu; random weights\n",
+            job->flags->model, c->architecture, (double)job->model->params / 1e6, c->L, c->C, c->V);
+    fprintf(out, "formats   %s, %s moments, %s gradients to the host; %s\n", precision_words(t),
+            ot_dtype_name(t->state_dtype), ot_dtype_name(t->grad_dtype), job->flags->optim);
+    if (t->M > 0)
+        fprintf(out, "step      %zu sequences of %zu tokens = %zu micro-batch%s of %zu\n", job->sequences,
+                t->T, t->M, t->M == 1 ? "" : "es", t->B);
+    else
+        fprintf(out, "step      %zu sequences of %zu tokens\n", job->sequences, t->T);
+    fprintf(out, "run       %" PRIu64 " step%s, %.3g epochs of %" PRIu64 " tokens (%s)\n", job->total_steps,
+            job->total_steps == 1 ? "" : "s", (double)job->total_steps / (double)job->steps_per_epoch,
+            ot_dataset_tokens(job->dataset), job->flags->data.count > 0 ? "--data" : "the built-in sample");
+    fprintf(out, "device    %s\n", job->device_name);
+    if (job->shared)
+        fprintf(out, "memory    %s usable, by %s: device and host share it\n",
+                ot_format_size(job->limits.memory, memory), job->memory.source);
+}
+
+/* ---- tiers ---- */
+
+static void print_row(const char *name, const uint64_t bytes[OT_TIERS], FILE *out)
+{
+    char text[OT_SIZE_TEXT_BYTES];
+    fprintf(out, "  %-16s", name);
+    for (int tier = 0; tier < OT_TIERS; tier++)
+        fprintf(out, " %14s", bytes[tier] > 0 ? ot_format_size(bytes[tier], text) : "-");
+    fputc('\n', out);
+}
+
+static void print_tiers(const ot_job *job, FILE *out)
+{
+    const ot_plan *plan = job->plan;
+    fprintf(out, "\n  %-16s %14s %14s %14s\n", "tier", "device", "host", "nvme");
+    for (int plane = 0; plane < OT_PLANES; plane++) {
+        uint64_t row[OT_TIERS], sum = 0;
+        for (int tier = 0; tier < OT_TIERS; tier++)
+            sum += row[tier] = plan->plane_bytes[tier][plane];
+        if (sum > 0)
+            print_row(ot_plane_name((ot_plane)plane), row, out);
+    }
+    print_row("slots and work", plan->slot_bytes, out);
+    print_row("peak", plan->peak_bytes, out);
+    print_row("budget", job->training.budget, out);
+}
+
+static void print_phases(const ot_job *job, FILE *out)
+{
+    static const struct {
+        const char *name;
+        ot_list_kind list;
+    } phases[] = {{"load", OT_LIST_LOAD},
+                  {"step", OT_LIST_STEADY},
+                  {"eval", OT_LIST_EVAL},
+                  {"save", OT_LIST_SAVE},
+                  {"resume", OT_LIST_LOAD}};
+    fprintf(out, "\n  %-16s %14s %14s %14s %14s\n", "phase, peak of", "device", "host", "nvme", "predicted");
+    for (size_t i = 0; i < sizeof phases / sizeof *phases; i++) {
+        ot_list_kind kind = phases[i].list;
+        if (kind == OT_LIST_STEADY && job->plan->update_in_backward)
+            kind = OT_LIST_FIRST;
+        char text[OT_SIZE_TEXT_BYTES];
+        ot_timeline timeline;
+        fprintf(out, "  %-16s", phases[i].name);
+        for (int tier = 0; tier < OT_TIERS; tier++) {
+            uint64_t bytes = ot_phase_bytes(job->plan, kind, (ot_tier)tier);
+            fprintf(out, " %14s", bytes > 0 ? ot_format_size(bytes, text) : "-");
+        }
+        if (ot_simulate(&job->plan->lists[kind], &job->training.rates, NULL, &timeline) == OT_OK)
+            fprintf(out, " %12.3g s", timeline.seconds);
+        fputc('\n', out);
+    }
+}
+
+/* ---- time ---- */
+
+static void print_rate(ot_lane lane, double rate, char out[32])
+{
+    if (lane == OT_LANE_COMPUTE)
+        snprintf(out, 32, "%.4g TFLOP/s", rate / 1e12);
+    else
+        snprintf(out, 32, "%.3g GB/s", rate / 1e9);
+}
+
+static void print_lanes(const ot_job *job, FILE *out)
+{
+    const ot_list *list = ot_steady_list(job->plan);
+    fprintf(out, "\n  %-16s %14s %14s %14s %14s\n", "lane, a step", "moves", "busy", "waits", "at");
+    for (int lane = 0; lane < OT_LANES; lane++) {
+        char moved[OT_SIZE_TEXT_BYTES], rate[32];
+        if (job->timeline.busy_s[lane] <= 0)
+            continue;
+        if (lane == OT_LANE_COMPUTE)
+            snprintf(moved, sizeof moved, "%.4g TFLOP", list->flops / 1e12);
+        else
+            ot_format_size(list->lane_bytes[lane], moved);
+        print_rate((ot_lane)lane, job->training.rates.lane[lane], rate);
+        fprintf(out, "  %-16s %14s %12.3g s %12.3g s %14s\n", ot_lane_words((ot_lane)lane), moved,
+                job->timeline.busy_s[lane], job->timeline.wait_s[lane], rate);
+    }
+}
+
+static void print_prediction(const ot_job *job, FILE *out)
+{
+    const ot_training *t = &job->training;
+    double tokens = (double)(t->B * t->M * t->T), seconds = job->timeline.seconds;
+    size_t resident = 0, layers = job->model->layer_count;
+    for (size_t l = 0; l < layers; l++)
+        resident += job->plan->resident[l] >= 0;
+    fprintf(out, "plan      weights of %zu of %zu layers stay on the device, %d fetched ahead; update %s\n",
+            resident, layers, job->plan->prefetch_depth,
+            job->plan->update_in_backward ? "inside backward" : "during the next forward");
+    fprintf(out, "predicted %.3g s a step, %.4g tokens/s; slowest lane: %s, %.3g s\n", seconds,
+            tokens / seconds, ot_lane_words(job->timeline.bottleneck), job->timeline.bound_s);
+}
+
+static void print_wear(const ot_job *job, FILE *out)
+{
+    uint64_t bytes = ot_steady_list(job->plan)->lane_bytes[OT_LANE_NVME_WRITE];
+    char text[OT_SIZE_TEXT_BYTES];
+    if (bytes == 0) {
+        fprintf(out, "wear      none: a step writes nothing to the drives\n");
+        return;
+    }
+    fprintf(out, "wear      %s written a step, %.3g TB this run; %.4g steps reach %g TBW\n",
+            ot_format_size(bytes, text), (double)bytes * (double)job->total_steps / 1e12,
+            floor(job->flags->tbw * 1e12 / (double)bytes), job->flags->tbw);
+}
+
+static void print_suggestions(const ot_suggestions *suggestions, FILE *out)
+{
+    for (size_t i = 0; i < suggestions->count; i++)
+        fprintf(out, "%s%s\n", i == 0 ? "faster    " : "          ", suggestions->texts[i]);
+}
+
+void ot_plan_print(const ot_job *job, const ot_suggestions *suggestions, int brief, FILE *out)
+{
+    print_head(job, out);
+    if (job->plan == NULL)
+        return;
+    print_prediction(job, out);
+    if (!brief)
+        print_wear(job, out);
+    print_tiers(job, out);
+    if (!brief) {
+        print_phases(job, out);
+        print_lanes(job, out);
+        if (suggestions->automatic_s > 0)
+            fprintf(out, "\nforced    %.3g s a step; the automatic choices: %.3g s\n", job->timeline.seconds,
+                    suggestions->automatic_s);
+        else
+            fputc('\n', out);
+        print_suggestions(suggestions, out);
+    }
+    fputc('\n', out);
+}
+
+ot_status ot_plan_refuse(const ot_job *job, const ot_suggestions *suggestions)
+{
+    char text[OT_ERROR_TEXT_BYTES] = "", have[OT_SIZE_TEXT_BYTES], need[OT_SIZE_TEXT_BYTES];
+    const uint64_t caps[OT_TIERS] = {job->limits.device, job->limits.host, job->limits.nvme};
+    size_t at = 0;
+    for (int tier = job->shared && caps[0] == job->limits.memory ? OT_TIER_HOST : OT_TIER_DEVICE;
+         tier < OT_TIERS; tier++)
+        if (at < sizeof text)
+            at += (size_t)snprintf(
+                text + at, sizeof text - at, "\n  %-7s have %s%s%s",
+                job->shared && tier == OT_TIER_HOST && job->flags->host_mem == OT_AUTO_SIZE
+                    ? "RAM"
+                    : ot_tier_name((ot_tier)tier),
+                ot_format_size(caps[tier], have), suggestions->need[tier] > 0 ? ", need " : "",
+                suggestions->need[tier] > 0 ? ot_format_size(suggestions->need[tier], need) : "");
+    for (size_t i = 0; i < suggestions->count && at < sizeof text; i++)
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s%s",
+                               i == 0 ? "\nany one of these would fit:\n  " : "\n  ", suggestions->texts[i]);
+    return ot_fail(OT_ERR_FIT, "%s does not fit%s%s", job->flags->model,
+                   job->shared ? "; device and host are both this machine's RAM" : "", text);
+}

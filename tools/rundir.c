@@ -1,0 +1,203 @@
+#include "tools/rundir.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "io/file.h"
+#include "io/log.h"
+#include "offload/store.h"
+
+/* train.log; one, as the log is: its sink has no argument. */
+static FILE *log_file;
+
+/* The file is nobody's where nobody holds its lock. */
+static void sweep_file(const char *path)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW), taken = 0;
+    if (fd < 0)
+        return;
+    if (ot_file_lock(fd, path, &taken) == OT_OK && taken && unlink(path) == 0)
+        ot_log(OT_LOG_INFO, "removed %s, which a run that died has left", path);
+    close(fd);
+}
+
+void ot_rundir_sweep(const char *output_dir)
+{
+    DIR *folder = opendir(output_dir);
+    if (folder == NULL)
+        return;
+    for (struct dirent *entry; (entry = readdir(folder)) != NULL;) {
+        char path[PATH_MAX];
+        int length = snprintf(path, sizeof path, "%s/%s/%s", output_dir, entry->d_name, OT_STORE_FILE_NAME);
+        if (entry->d_name[0] != '.' && length < PATH_MAX)
+            sweep_file(path);
+    }
+    closedir(folder);
+}
+
+/* Makes the folder and those above it. */
+static ot_status make_folders(const char *path)
+{
+    char part[PATH_MAX];
+    snprintf(part, sizeof part, "%s", path);
+    for (char *slash = strchr(part + 1, '/');; slash = strchr(slash + 1, '/')) {
+        if (slash != NULL)
+            *slash = '\0';
+        if (mkdir(part, 0777) != 0 && errno != EEXIST)
+            return ot_fail(OT_ERR_IO, "%s: cannot be made: %s; --output-dir says where runs go", part,
+                           strerror(errno));
+        if (slash == NULL)
+            return OT_OK;
+        *slash = '/';
+    }
+}
+
+static ot_status too_long(const char *path)
+{
+    return ot_fail(OT_ERR_USAGE, "--output-dir: %.80s…: too long a path", path);
+}
+
+/* MODEL-YYYYMMDD-HHMMSS, with a number behind where that is taken. */
+static ot_status make_named_by_time(const ot_train_flags *flags, char path[PATH_MAX])
+{
+    char stamp[32];
+    time_t now = time(NULL);
+    struct tm local;
+    localtime_r(&now, &local);
+    strftime(stamp, sizeof stamp, "%Y%m%d-%H%M%S", &local);
+    for (int number = 1; number < 1000; number++) {
+        char suffix[16] = "";
+        if (number > 1)
+            snprintf(suffix, sizeof suffix, "-%d", number);
+        if (snprintf(path, PATH_MAX, "%s/%s-%s%s", flags->output_dir, flags->model, stamp, suffix) >=
+            PATH_MAX - 64)
+            return too_long(flags->output_dir);
+        if (mkdir(path, 0777) == 0)
+            return OT_OK;
+        if (errno != EEXIST)
+            break;
+    }
+    return ot_fail(OT_ERR_IO, "%s: cannot be made: %s", path, strerror(errno));
+}
+
+static ot_status make_folder(const ot_train_flags *flags, char path[PATH_MAX])
+{
+    OT_TRY(make_folders(flags->output_dir));
+    if (flags->run_name == NULL)
+        return make_named_by_time(flags, path);
+    if (snprintf(path, PATH_MAX, "%s/%s", flags->output_dir, flags->run_name) >= PATH_MAX - 64)
+        return too_long(flags->output_dir);
+    if (mkdir(path, 0777) == 0)
+        return OT_OK;
+    if (errno == EEXIST)
+        return ot_fail(OT_ERR_USAGE, "%s is there already; choose another --run-name, or remove it", path);
+    return ot_fail(OT_ERR_IO, "%s: cannot be made: %s", path, strerror(errno));
+}
+
+static ot_status open_file(const ot_rundir *dir, const char *name, FILE **out)
+{
+    char path[PATH_MAX + 64];
+    snprintf(path, sizeof path, "%s/%s", dir->path, name);
+    *out = fopen(path, "we");
+    if (*out == NULL)
+        return ot_fail(OT_ERR_IO, "%s: %s", path, strerror(errno));
+    return OT_OK;
+}
+
+static ot_status close_file(const ot_rundir *dir, const char *name, FILE *file)
+{
+    int bad = ferror(file);
+    if (fclose(file) != 0 || bad)
+        return ot_fail(OT_ERR_IO, "%s/%s: cannot be written: %s", dir->path, name, strerror(errno));
+    return OT_OK;
+}
+
+/* As a shell would have to be told. */
+static void print_argument(const char *argument, FILE *out)
+{
+    int plain = *argument != '\0';
+    for (const char *c = argument; *c != '\0'; c++)
+        plain &= isalnum((unsigned char)*c) || strchr("-_=./,:%+@", *c) != NULL;
+    if (plain) {
+        fputs(argument, out);
+        return;
+    }
+    fputc('\'', out);
+    for (const char *c = argument; *c != '\0'; c++)
+        if (*c == '\'')
+            fputs("'\\''", out);
+        else
+            fputc(*c, out);
+    fputc('\'', out);
+}
+
+static ot_status write_command(const ot_rundir *dir, int argc, char **argv)
+{
+    FILE *file;
+    OT_TRY(open_file(dir, "command.txt", &file));
+    fputs("offtrain train", file);
+    for (int i = 0; i < argc; i++) {
+        fputc(' ', file);
+        print_argument(argv[i], file);
+    }
+    fputc('\n', file);
+    return close_file(dir, "command.txt", file);
+}
+
+static ot_status write_config(const ot_rundir *dir, const ot_train_flags *flags)
+{
+    const ot_option_table table = ot_train_table("offtrain train", "");
+    FILE *file;
+    OT_TRY(open_file(dir, "config.yaml", &file));
+    ot_status status = ot_config_print(&table, OT_TRAIN_NOT_IN_CONFIG, flags, file);
+    ot_status closed = close_file(dir, "config.yaml", file);
+    return status != OT_OK ? status : closed;
+}
+
+ot_status ot_rundir_open(const ot_train_flags *flags, int argc, char **argv, ot_rundir *out)
+{
+    *out = (ot_rundir){.metrics = NULL};
+    OT_TRY(make_folder(flags, out->path));
+    out->directory = out->path;
+    OT_TRY(write_command(out, argc, argv));
+    OT_TRY(write_config(out, flags));
+    OT_TRY(open_file(out, "metrics.jsonl", &out->metrics));
+    return open_file(out, "train.log", &log_file);
+}
+
+ot_status ot_rundir_close(ot_rundir *dir)
+{
+    ot_status metrics = OT_OK, log = OT_OK;
+    if (dir->metrics != NULL)
+        metrics = close_file(dir, "metrics.jsonl", dir->metrics);
+    if (log_file != NULL)
+        log = close_file(dir, "train.log", log_file);
+    dir->metrics = log_file = NULL;
+    return metrics != OT_OK ? metrics : log;
+}
+
+ot_status ot_rundir_json(const ot_rundir *dir, const char *name, const json_t *value)
+{
+    FILE *file;
+    OT_TRY(open_file(dir, name, &file));
+    int bad = value == NULL || json_dumpf(value, file, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) != 0;
+    fputc('\n', file);
+    OT_TRY(close_file(dir, name, file));
+    if (bad)
+        return ot_fail(OT_ERR_IO, "%s/%s: cannot be written", dir->path, name);
+    return OT_OK;
+}
+
+void ot_rundir_log(const char *line)
+{
+    if (log_file == NULL)
+        return;
+    fprintf(log_file, "%s\n", line);
+    fflush(log_file);
+}

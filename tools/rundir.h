@@ -1,0 +1,33 @@
+/* The folder of a run: DIR/NAME with config.yaml, command.txt, plan.json, metrics.jsonl, train.log and trace.json. */
+#ifndef OT_TOOLS_RUNDIR_H
+#define OT_TOOLS_RUNDIR_H
+
+#include <jansson.h>
+#include <limits.h>
+#include <stdio.h>
+
+#include "tools/train_flags.h"
+
+typedef struct ot_rundir {
+    char path[PATH_MAX];
+    FILE *metrics;
+    const char *directory; /* = path, for lists of folders */
+} ot_rundir;
+
+/* Removes the swap files of runs in the folder whose processes have died: each would keep its room for good. */
+void ot_rundir_sweep(const char *output_dir);
+
+/* Makes the folder, writes config.yaml and command.txt, and from now on adds what is logged to train.log. OT_ERR_USAGE where a run of
+ * the given name is there already. */
+ot_status ot_rundir_open(const ot_train_flags *flags, int argc, char **argv, ot_rundir *out) OT_MUST_CHECK;
+
+/* What has not been opened may be closed. OT_ERR_IO where something could not be written. */
+ot_status ot_rundir_close(ot_rundir *dir) OT_MUST_CHECK;
+
+/* Writes a file of the run. */
+ot_status ot_rundir_json(const ot_rundir *dir, const char *name, const json_t *value) OT_MUST_CHECK;
+
+/* Adds a line to train.log. */
+void ot_rundir_log(const char *line);
+
+#endif

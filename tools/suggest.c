@@ -1,0 +1,221 @@
+/* What would make a job fit, found by asking the plan again with one thing changed, and what would make it faster. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "io/text.h"
+#include "tools/job.h"
+
+__attribute__((format(printf, 2, 3))) static void add(ot_suggestions *out, const char *format, ...)
+{
+    if (out->count == OT_SUGGESTIONS_MAX)
+        return;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(out->texts[out->count++], OT_SUGGESTION_BYTES, format, arguments);
+    va_end(arguments);
+}
+
+/* The job with its smallest batch. */
+static ot_job smallest_job(const ot_job *job)
+{
+    ot_job small = *job;
+    small.batch_fixed = 1;
+    if (!job->batch_fixed) {
+        small.training.B = 1;
+        small.training.M = job->sequences;
+    }
+    return small;
+}
+
+/* Bytes of weights, masters, moments and gradients. */
+static uint64_t state_bytes(const ot_training *t)
+{
+    double moment =
+        t->state_dtype == OT_INT8 ? 1 + 4.0 / OT_MOMENT_BLOCK : (double)ot_dtype_bytes(t->state_dtype);
+    double moments = t->optimizer == OT_OPTIMIZER_SGD || t->optimizer == OT_OPTIMIZER_LION ? 1 : 2;
+    double weight = t->dtype == OT_FP16 ? 2 + 4 : 4; /* with its master */
+    double gradient = (double)ot_dtype_bytes(t->grad_dtype);
+    return (uint64_t)((double)t->model->params * (weight + moments * moment + gradient));
+}
+
+/* A cap that may be enough: what the states take beyond the other of host and drives, and a tenth. */
+static uint64_t guess_cap(const ot_job *job, const ot_training *training, ot_tier tier)
+{
+    uint64_t all = state_bytes(training), other = tier == OT_TIER_HOST ? job->limits.nvme : job->limits.host;
+    uint64_t rest = tier == OT_TIER_DEVICE ? 2 * job->limits.device : all > other ? all - other : 0;
+    return rest + rest / 10 + (UINT64_C(1) << 30);
+}
+
+/* Whether it fits with another cap. Where device memory is RAM, the host's cap is that of RAM for both, as far as no flag caps the
+ * device. */
+static int fits_with(const ot_job *job, const ot_training *training, ot_tier tier, uint64_t cap)
+{
+    ot_limits limits = job->limits;
+    *(tier == OT_TIER_DEVICE ? &limits.device : tier == OT_TIER_HOST ? &limits.host : &limits.nvme) = cap;
+    if (job->shared && tier == OT_TIER_HOST) {
+        limits.memory = cap > limits.memory ? cap : limits.memory;
+        limits.device = job->flags->gpu_mem == OT_AUTO_SIZE ? limits.memory : limits.device;
+    }
+    return ot_job_fits(&limits, training) == OT_OK;
+}
+
+/* About the smallest cap of a tier that fits, the other tiers as they are; 0: none. */
+static uint64_t smallest_cap(const ot_job *job, const ot_training *training, ot_tier tier)
+{
+    enum { STEPS = 16 };
+    const uint64_t largest = tier != OT_TIER_DEVICE ? UINT64_C(1) << 42
+                             : job->shared          ? job->limits.memory
+                                                    : UINT64_C(1) << 38;
+    const uint64_t have = tier == OT_TIER_DEVICE ? job->limits.device
+                          : tier == OT_TIER_HOST ? job->limits.host
+                                                 : job->limits.nvme;
+    uint64_t low = have, high = guess_cap(job, training, tier);
+    if (high <= low)
+        high = low + low / 4;
+    if (tier == OT_TIER_DEVICE && (have >= largest || !fits_with(job, training, tier, largest)))
+        return 0;
+    if (tier == OT_TIER_DEVICE && high > largest)
+        high = largest;
+    while (!fits_with(job, training, tier, high)) {
+        if (high >= largest)
+            return 0;
+        low = high;
+        high *= 2;
+    }
+    for (int step = 0; step < STEPS && high - low > high / 32; step++) {
+        uint64_t middle = low + (high - low) / 2;
+        *(fits_with(job, training, tier, middle) ? &high : &low) = middle;
+    }
+    return high;
+}
+
+static void suggest_caps(const ot_job *job, const ot_training *training, ot_suggestions *out)
+{
+    char need[OT_SIZE_TEXT_BYTES], have[OT_SIZE_TEXT_BYTES];
+    for (int tier = 0; tier < OT_TIERS; tier++) {
+        if (tier == OT_TIER_DEVICE && job->shared && job->limits.device == job->limits.memory)
+            continue; /* RAM, as the host's */
+        out->need[tier] = smallest_cap(job, training, (ot_tier)tier);
+        if (out->need[tier] == 0)
+            continue;
+        ot_format_size(out->need[tier], need);
+        if (tier == OT_TIER_DEVICE)
+            add(out, "%s of %s (have %s)",
+                job->flags->gpu_mem != OT_AUTO_SIZE ? "--gpu-mem" : "a GPU with memory", need,
+                ot_format_size(job->limits.device, have));
+        else if (tier == OT_TIER_HOST)
+            add(out, "%s of %s (have %s)", job->flags->host_mem != OT_AUTO_SIZE ? "--host-mem" : "RAM", need,
+                ot_format_size(job->limits.host, have));
+        else
+            add(out, "%s free under --nvme (have %s)", need, ot_format_size(job->limits.nvme, have));
+    }
+}
+
+static void suggest_formats(const ot_job *job, const ot_training *training, ot_suggestions *out)
+{
+    ot_training t = *training;
+    char need[OT_SIZE_TEXT_BYTES];
+    if (t.state_dtype == OT_INT8)
+        return;
+    t.state_dtype = OT_INT8;
+    if (ot_job_fits(&job->limits, &t) == OT_OK) {
+        add(out, "--state-dtype int8");
+        return;
+    }
+    uint64_t cap = smallest_cap(job, &t, OT_TIER_NVME);
+    if (cap > 0)
+        add(out, "--state-dtype int8 with %s free under --nvme", ot_format_size(cap, need));
+}
+
+static void suggest_batch(const ot_job *job, const ot_training *training, ot_suggestions *out)
+{
+    ot_training t = *training;
+    if (t.B > 1) {
+        t.B = 1;
+        t.M = job->sequences;
+        if (ot_job_fits(&job->limits, &t) == OT_OK) {
+            add(out, "--batch-size 1");
+            return;
+        }
+    }
+    for (t.T /= 2; t.T >= 256; t.T /= 2)
+        if (ot_job_fits(&job->limits, &t) == OT_OK) {
+            add(out, "--seq-len %zu%s", t.T, t.B != training->B ? " --batch-size 1" : "");
+            return;
+        }
+}
+
+static int is_forced(const ot_job *job)
+{
+    const ot_training *t = &job->training;
+    return !t->weights.automatic || !t->states.automatic || !t->grads.automatic || !t->acts.automatic ||
+           t->prefetch_depth != 0 || !t->overlap;
+}
+
+static void free_choices(ot_training *t)
+{
+    t->weights = t->states = t->grads = t->acts = (ot_placement){.automatic = 1};
+    t->prefetch_depth = 0;
+    t->overlap = 1;
+}
+
+static void suggest_automatic(const ot_job *job, ot_suggestions *out)
+{
+    ot_training t = job->training;
+    ot_plan *plan;
+    ot_timeline timeline;
+    free_choices(&t);
+    ot_job fixed = *job;
+    fixed.batch_fixed = job->plan != NULL || job->batch_fixed;
+    if (ot_job_fit(&fixed, &job->limits, &t, &plan, &timeline) != OT_OK)
+        return;
+    ot_plan_free(plan);
+    out->automatic_s = timeline.seconds;
+    if (job->plan == NULL)
+        add(out, "the automatic choices in place of --place, --prefetch-depth and --overlap off");
+    else if (timeline.seconds < 0.99 * job->timeline.seconds)
+        add(out, "the automatic choices in place of the forced ones: %.3g s a step in place of %.3g s",
+            timeline.seconds, job->timeline.seconds);
+}
+
+/* The knob that helps against each bottleneck. */
+static void suggest_speed(const ot_job *job, ot_suggestions *out)
+{
+    const ot_timeline *timeline = &job->timeline;
+    if (timeline->seconds > 1.2 * timeline->bound_s)
+        add(out, "a larger --global-batch-size, so that more of the lanes' work overlaps");
+    switch (timeline->bottleneck) {
+    case OT_LANE_NVME_READ:
+    case OT_LANE_NVME_WRITE:
+        add(out,
+            "more --host-mem, another drive under --nvme, or --state-dtype int8: less of the states passes the drive");
+        add(out, "a larger --global-batch-size: the same traffic for more tokens");
+        break;
+    case OT_LANE_H2D:
+    case OT_LANE_D2H:
+        add(out, "more --gpu-mem, so that more weights stay on the device, or a larger --global-batch-size");
+        break;
+    case OT_LANE_CPU:
+        add(out,
+            "a larger --global-batch-size, more --threads, or --state-dtype bf16: the optimizer is the slowest lane");
+        break;
+    default:
+        break; /* compute: nothing moves that does not hide behind it */
+    }
+}
+
+void ot_job_suggest(const ot_job *job, ot_suggestions *out)
+{
+    *out = (ot_suggestions){0};
+    if (is_forced(job))
+        suggest_automatic(job, out);
+    if (job->plan != NULL) {
+        suggest_speed(job, out);
+        return;
+    }
+    ot_job small = smallest_job(job);
+    suggest_formats(&small, &small.training, out);
+    suggest_batch(&small, &small.training, out);
+    suggest_caps(&small, &small.training, out);
+}

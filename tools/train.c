@@ -1,0 +1,300 @@
+/* `offtrain train`: the run from its plan to its report. */
+#include "tools/train.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "io/clock.h"
+#include "io/log.h"
+#include "io/stop.h"
+#include "io/text.h"
+#include "tools/command.h"
+#include "tools/metrics.h"
+#include "tools/plan_report.h"
+#include "tools/progress.h"
+#include "tools/rundir.h"
+#include "tools/trace.h"
+
+typedef struct run {
+    const ot_train_flags *flags;
+    ot_job job;
+    ot_rundir dir;
+    ot_trainer *trainer;
+    ot_trace *trace;
+    ot_metrics metrics;
+    ot_progress progress;
+    ot_suggestions suggestions;
+} run;
+
+/* ---- what is printed ---- */
+
+/* A line for people, on stdout and in train.log. */
+__attribute__((format(printf, 2, 3))) static void say(run *r, const char *format, ...)
+{
+    char line[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    ot_rundir_log(line);
+    if (r->flags->json || r->flags->quiet)
+        return;
+    ot_progress_clear(&r->progress);
+    printf("%s\n", line);
+    fflush(stdout);
+}
+
+/* An object for programs. Takes the reference. */
+static ot_status emit(const run *r, const char *event, json_t *object)
+{
+    ot_status status = OT_OK;
+    if (r->flags->json) {
+        json_object_set_new(object, "event", json_string(event));
+        if (object == NULL || json_dumpf(object, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9)) != 0)
+            status = ot_fail(OT_ERR_IO, "cannot write to stdout");
+        putchar('\n');
+        fflush(stdout);
+    }
+    json_decref(object);
+    return status;
+}
+
+static ot_status show_header(run *r)
+{
+    json_t *plan = ot_plan_json(&r->job, &r->suggestions);
+    ot_status status = ot_rundir_json(&r->dir, "plan.json", plan);
+    if (status != OT_OK) {
+        json_decref(plan);
+        return status;
+    }
+    if (!r->flags->json && !r->flags->quiet) {
+        ot_plan_print(&r->job, &r->suggestions, !r->flags->verbose, stdout);
+        printf("folder    %s\n", r->dir.path);
+        fflush(stdout);
+    }
+    return emit(r, "plan", plan);
+}
+
+static ot_status show_step(run *r, const ot_row *row)
+{
+    json_t *object = ot_row_json(row);
+    int failed =
+        object == NULL || json_dumpf(object, r->dir.metrics, JSON_COMPACT | JSON_REAL_PRECISION(9)) != 0;
+    failed |= fputc('\n', r->dir.metrics) == EOF;
+    failed |= fflush(r->dir.metrics) != 0;
+    if (failed) {
+        json_decref(object);
+        return ot_fail(OT_ERR_IO, "%s/metrics.jsonl: cannot be written", r->dir.path);
+    }
+    if (row->step % (uint64_t)r->flags->logging_steps == 0 || row->step == row->total_steps) {
+        char eta[OT_DURATION_BYTES];
+        say(r, "step %" PRIu64 "/%" PRIu64 "  loss %.4f  grad %.3g  lr %.3g  %.3g s  %.4g tok/s  ETA %s%s",
+            row->step, row->total_steps, row->loss, row->grad_norm, row->learning_rate, row->step_s,
+            row->tok_per_s, ot_format_duration(row->eta_s, eta), row->skipped ? "  skipped: not finite" : "");
+    }
+    if (!r->flags->json && !r->flags->quiet)
+        ot_progress_draw(&r->progress, row);
+    return emit(r, "step", object);
+}
+
+static ot_status show_report(run *r)
+{
+    char *text = NULL;
+    size_t size;
+    ot_progress_clear(&r->progress);
+    FILE *memory = open_memstream(&text, &size);
+    if (memory != NULL) {
+        ot_report_print(&r->metrics, r->trainer, memory);
+        fclose(memory);
+        ot_rundir_log(text);
+        if (!r->flags->json && !r->flags->quiet)
+            fputs(text, stdout);
+    }
+    free(text);
+    return emit(r, "report", ot_report_json(&r->metrics, r->trainer));
+}
+
+static ot_status show_done(run *r, uint64_t hash, double seconds)
+{
+    char line[256], text[32];
+    snprintf(text, sizeof text, "xxh3:%016" PRIx64, hash);
+    snprintf(line, sizeof line, "done steps=%" PRIu64 " loss=%.6f tokens=%" PRIu64 " seconds=%.3f params=%s",
+             r->metrics.steps, r->metrics.loss, r->metrics.tokens, seconds, text);
+    ot_rundir_log(line);
+    if (!r->flags->json)
+        printf("%s\n", line);
+    return emit(r, "done",
+                json_pack("{s:I, s:o, s:I, s:f, s:s}", "steps", (json_int_t)r->metrics.steps, "loss",
+                          isfinite(r->metrics.loss) ? json_real(r->metrics.loss) : json_null(), "tokens",
+                          (json_int_t)r->metrics.tokens, "seconds", seconds, "params", text));
+}
+
+/* ---- the loop ---- */
+
+static ot_status run_step(run *r, uint64_t step)
+{
+    const ot_training *t = &r->job.training;
+    double lr = ot_learning_rate(&r->job.schedule, r->metrics.steps - r->metrics.skipped + 1);
+    int64_t start = ot_clock_ns();
+    uint64_t trained = ot_dataset_fill(r->job.dataset, step, t->B, t->M, ot_trainer_data(r->trainer));
+    int64_t filled = ot_clock_ns();
+    ot_step_result result;
+    OT_TRY(ot_trainer_step(r->trainer, lr, trained, &result));
+    ot_row row;
+    ot_metrics_add(&r->metrics, r->trainer, &result, lr, trained, ot_seconds(ot_clock_ns() - start),
+                   ot_seconds(filled - start), &row);
+    if (r->trace != NULL)
+        OT_TRY(ot_trace_add(r->trace, &r->job, ot_step_list(ot_trainer_plan(r->trainer), step),
+                            ot_mover_spans(ot_trainer_mover(r->trainer)), step + 1,
+                            ot_seconds(filled - r->metrics.start_ns)));
+    return show_step(r, &row);
+}
+
+static ot_status run_steps(run *r)
+{
+    for (uint64_t step = 0; step < r->job.total_steps; step++) {
+        OT_TRY(ot_stop_check());
+        OT_TRY(run_step(r, step));
+    }
+    return OT_OK;
+}
+
+static int is_stopped(ot_status status)
+{
+    return status == OT_STOPPED_INT || status == OT_STOPPED_TERM;
+}
+
+static ot_status train(run *r)
+{
+    uint64_t hash;
+    ot_metrics_init(&r->metrics, &r->job);
+    ot_status status = run_steps(r);
+    if (is_stopped(status)) {
+        ot_error stop = ot_error_take();
+        OT_TRY(ot_trainer_drain(r->trainer));
+        OT_TRY(show_report(r));
+        return ot_error_raise(&stop);
+    }
+    OT_TRY(status);
+    OT_TRY(ot_trainer_hash(r->trainer, &hash));
+    double seconds = ot_seconds(ot_clock_ns() - r->metrics.start_ns);
+    OT_TRY(show_report(r));
+    return show_done(r, hash, seconds);
+}
+
+/* ---- before it ---- */
+
+static ot_status check_writes(const ot_job *job)
+{
+    double limit = job->flags->max_tbw * 1e12;
+    double load = (double)job->plan->lists[OT_LIST_LOAD].lane_bytes[OT_LANE_NVME_WRITE];
+    double step = (double)ot_steady_list(job->plan)->lane_bytes[OT_LANE_NVME_WRITE];
+    double all = load + step * (double)job->total_steps;
+    if (job->flags->max_tbw == OT_AUTO_REAL || all <= limit)
+        return OT_OK;
+    return ot_fail(
+        OT_ERR_FIT,
+        "--max-tbw %g: this run writes %.3g TB; --max-steps %.0f would stay below, more --host-mem or "
+        "--state-dtype int8 write less",
+        job->flags->max_tbw, all / 1e12, limit > load ? floor((limit - load) / step) : 0);
+}
+
+static ot_status open_job(run *r)
+{
+    ot_status status = ot_job_open(r->flags, &r->job);
+    if (status == OT_ERR_FIT && r->job.plan == NULL && r->job.schedule.total_steps > 0) {
+        ot_job_suggest(&r->job, &r->suggestions);
+        return ot_plan_refuse(&r->job, &r->suggestions);
+    }
+    OT_TRY(status);
+    return check_writes(&r->job);
+}
+
+static ot_status open_run(run *r, int argc, char **argv)
+{
+    if (r->flags->gpu != NULL)
+        return ot_fail(OT_ERR_USAGE,
+                       "--gpu %s plans for a card that is not here: offtrain plan, or --dry-run",
+                       r->flags->gpu);
+    ot_rundir_sweep(r->flags->output_dir);
+    OT_TRY(open_job(r));
+    OT_TRY(ot_rundir_open(r->flags, argc, argv, &r->dir));
+    if (r->flags->nvme.count == 0) {
+        r->job.training.directories = &r->dir.directory;
+        r->job.training.directory_count = 1;
+    }
+    if (r->flags->trace != NULL)
+        OT_TRY(ot_trace_open(r->flags->trace, r->dir.path, &r->trace));
+    OT_TRY(show_header(r));
+    OT_TRY(ot_stop_check());
+    ot_job_release_device(&r->job);
+    return ot_trainer_open(&r->job.training, &r->trainer);
+}
+
+static ot_status close_run(run *r, ot_status status)
+{
+    ot_progress_clear(&r->progress);
+    ot_error failure = ot_error_take();
+    if (status != OT_OK)
+        ot_rundir_log(failure.text);
+    ot_trainer_close(r->trainer);
+    ot_status trace = ot_trace_close(r->trace);
+    ot_status dir = ot_rundir_close(&r->dir);
+    ot_job_close(&r->job);
+    if (status != OT_OK)
+        return ot_error_raise(&failure);
+    return trace != OT_OK ? trace : dir;
+}
+
+ot_status ot_train_run(const ot_train_flags *flags, int argc, char **argv)
+{
+    run *r = calloc(1, sizeof *r);
+    if (r == NULL)
+        return ot_fail(OT_ERR_INTERNAL, "out of memory for a run");
+    r->flags = flags;
+    ot_progress_init(&r->progress, flags->progress);
+    ot_stop_install();
+    ot_status status = open_run(r, argc, argv);
+    if (status == OT_OK)
+        status = train(r);
+    status = close_run(r, status);
+    free(r);
+    return status;
+}
+
+/* ---- the command ---- */
+
+ot_status ot_train_with_flags(const ot_option_table *table, int argc, char **argv, int plan_only)
+{
+    ot_train_flags flags;
+    ot_config *config;
+    int help;
+    /* Lists cut their words at commas: command.txt is written from what was typed. */
+    char **typed = calloc((size_t)argc + 1, sizeof *typed);
+    int copied = 0;
+    while (typed != NULL && copied < argc && (typed[copied] = strdup(argv[copied])) != NULL)
+        copied++;
+    ot_status status = copied < argc ? ot_fail(OT_ERR_INTERNAL, "out of memory for the arguments")
+                                     : ot_train_flags_read(table, argc, argv, &flags, &config, &help);
+    if (status == OT_OK && help)
+        ot_options_help(table, stdout);
+    else if (status == OT_OK && flags.print_config)
+        status = ot_config_print(table, OT_TRAIN_NOT_IN_CONFIG, &flags, stdout);
+    else if (status == OT_OK)
+        status = plan_only || flags.dry_run ? ot_plan_run(&flags) : ot_train_run(&flags, argc, typed);
+    if (copied == argc && (status != OT_OK || !help))
+        ot_config_close(config);
+    while (copied > 0)
+        free(typed[--copied]);
+    free(typed);
+    return status;
+}
+
+ot_status ot_command_train(int argc, char **argv)
+{
+    const ot_option_table table =
+        ot_train_table("offtrain [train]", "Trains a model in full. Every flag has a default but --model.");
+    return ot_train_with_flags(&table, argc, argv, 0);
+}
