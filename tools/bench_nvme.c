@@ -37,7 +37,7 @@ typedef struct nvme_flags {
     uint64_t size, chunk, burst;
     double seconds;
     const char *io, *pattern;
-    int json, checksums;
+    int json, checksums, huge_pages;
 } nvme_flags;
 
 #define FIELD(name) offsetof(nvme_flags, name)
@@ -57,6 +57,8 @@ static const ot_option nvme_options[] = {
     {"io", OT_OPTION_TEXT, FIELD(io), "NAME", "auto", "auto|uring|threads", "how blocks are moved", NULL},
     {"checksums", OT_OPTION_FLAG, FIELD(checksums), NULL, NULL, NULL,
      "hash and verify each block, as training does", NULL},
+    {"huge-pages", OT_OPTION_FLAG, FIELD(huge_pages), NULL, NULL, NULL,
+     "take the buffers from the reserved huge pages (vm.nr_hugepages)", NULL},
     {"json", OT_OPTION_FLAG, FIELD(json), NULL, NULL, NULL, "print JSON", NULL},
 };
 static const ot_option_table nvme_table = {"offtrain bench nvme",
@@ -220,11 +222,12 @@ static ot_status choose_chunks(bench *b, const nvme_flags *flags)
     return OT_OK;
 }
 
-static ot_status open_buffers(bench *b)
+static ot_status open_buffers(bench *b, int huge_pages)
 {
     ot_arena *arena;
     OT_TRY(ot_host_open(RING * b->chunk_bytes + OT_DRIVE_HOST_BYTES, &b->host));
-    OT_TRY(ot_arena_open(b->host, "bench nvme", RING * b->chunk_bytes, OT_PAGES_TRANSPARENT, &arena));
+    OT_TRY(ot_arena_open(b->host, "bench nvme", RING * b->chunk_bytes,
+                         huge_pages ? OT_PAGES_EXPLICIT : OT_PAGES_TRANSPARENT, &arena));
     for (size_t i = 0; i < RING; i++) {
         void *buffer;
         OT_TRY(ot_arena_take(arena, b->chunk_bytes, OT_PAGE_BYTES, &buffer));
@@ -443,7 +446,7 @@ static ot_status run(bench *b, const nvme_flags *flags)
 {
     OT_TRY(choose_settings(b, flags));
     OT_TRY(choose_chunks(b, flags));
-    OT_TRY(open_buffers(b));
+    OT_TRY(open_buffers(b, flags->huge_pages));
     OT_TRY(weigh_drives(b, flags));
     OT_TRY(open_store(b, flags));
     OT_TRY(measure(b, flags));
