@@ -46,8 +46,10 @@ static ot_status map_file(const char *path, data_file *file)
     if (!S_ISREG(facts.st_mode))
         return ot_fail(OT_ERR_DATA, "%s is no regular file; give a text file", path);
     if (facts.st_size < 2)
-        return ot_fail(OT_ERR_DATA, "%s has %lld bytes; a text of two or more is needed, since each byte is learnt from the one before",
-                       path, (long long)facts.st_size);
+        return ot_fail(
+            OT_ERR_DATA,
+            "%s has %lld bytes; a text of two or more is needed, since each byte is learnt from the one before",
+            path, (long long)facts.st_size);
     if (bytes == MAP_FAILED)
         return ot_fail(OT_ERR_DATA, "%s: cannot be mapped: %s", path, strerror(code));
     *file = (data_file){.bytes = bytes, .length = (uint64_t)facts.st_size};
@@ -59,7 +61,8 @@ static ot_status check_vocabulary(const char *path, const data_file *file, size_
     uint64_t line = 1;
     for (uint64_t i = 0; V < 256 && i < file->length; i++) {
         if (file->bytes[i] >= V)
-            return ot_fail(OT_ERR_DATA, "%s:%" PRIu64 ": byte %d is beyond the model's vocabulary of %zu", path, line, file->bytes[i], V);
+            return ot_fail(OT_ERR_DATA, "%s:%" PRIu64 ": byte %d is beyond the model's vocabulary of %zu",
+                           path, line, file->bytes[i], V);
         line += file->bytes[i] == '\n';
     }
     return OT_OK;
@@ -86,7 +89,8 @@ static ot_status open_files(ot_dataset *dataset, const ot_data_options *options)
     }
     for (size_t i = 0; i < dataset->file_count; i++) {
         data_file *file = &dataset->files[i];
-        OT_TRY(check_vocabulary(options->file_count > 0 ? options->files[i] : "the built-in sample", file, options->V));
+        OT_TRY(check_vocabulary(options->file_count > 0 ? options->files[i] : "the built-in sample", file,
+                                options->V));
         file->first_window = dataset->windows;
         file->windows = (file->length - 1 + options->T - 1) / options->T;
         dataset->windows += file->windows;
@@ -198,7 +202,8 @@ static uint64_t fill_sequence(const data_file *file, uint64_t window, size_t T, 
 uint64_t ot_dataset_fill(const ot_dataset *dataset, uint64_t step, size_t B, size_t M, int32_t *out)
 {
     size_t T = dataset->T, stride = B * T;
-    uint64_t steps = ot_dataset_steps(dataset, B * M), epoch = step / steps, first = step % steps * (B * M), trained = 0;
+    uint64_t steps = ot_dataset_steps(dataset, B * M), epoch = step / steps, first = step % steps * (B * M),
+             trained = 0;
     for (size_t i = 0; i < B * M; i++) {
         uint64_t window = first + i;
         const data_file *file = NULL;

@@ -15,8 +15,8 @@ typedef struct ot_dataset ot_dataset;
 typedef struct ot_data_options {
     const char *const *files; /* paths; none: the built-in sample */
     size_t file_count;
-    size_t T;                 /* tokens of a window */
-    size_t V;                 /* vocabulary of the model: every token is below it */
+    size_t T; /* tokens of a window */
+    size_t V; /* vocabulary of the model: every token is below it */
     int shuffle;
     uint64_t seed;
 } ot_data_options;

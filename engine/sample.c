@@ -8,14 +8,17 @@
 
 enum { SAMPLE_BYTES = 1000000, SAMPLE_SEED = 20260101 };
 
-static const char *const names[] = {"Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Hugo", "Ida", "Jonas"};
+static const char *const names[] = {"Anna",  "Ben",   "Clara", "David", "Emma",
+                                    "Felix", "Greta", "Hugo",  "Ida",   "Jonas"};
 static const char *const places[] = {"the harbour", "the old mill",  "the market", "the forest",
                                      "the library", "the long hill", "the river",  "the station"};
-static const char *const things[] = {"a brass key",    "a red kite",   "a letter",     "a small drum", "a basket of pears",
-                                     "a wooden horse", "a green coat", "an old map",   "a lantern",    "a silver coin"};
+static const char *const things[] = {"a brass key",       "a red kite",     "a letter",     "a small drum",
+                                     "a basket of pears", "a wooden horse", "a green coat", "an old map",
+                                     "a lantern",         "a silver coin"};
 static const char *const colours[] = {"pale", "golden", "dark", "clear", "grey", "bright"};
-static const char *const times[] = {"In the morning", "At noon", "In the evening", "After the rain", "On the first day of spring",
-                                    "When the bells rang"};
+static const char *const times[] = {
+    "In the morning",     "At noon", "In the evening", "After the rain", "On the first day of spring",
+    "When the bells rang"};
 static const char *const feelings[] = {"glad", "tired", "curious", "quiet", "proud", "afraid"};
 
 /* A sentence: text in which % and a letter stand for a word from a list; the same letter is the same word in one story. */

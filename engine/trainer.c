@@ -15,20 +15,21 @@ struct ot_trainer {
     ot_training training;
     ot_plan *plan;
     ot_host *host;
-    ot_device *device, *cpu;      /* cpu: the device of the CPU lane; the same one where training runs on the CPU */
+    ot_device *device,
+        *cpu; /* cpu: the device of the CPU lane; the same one where training runs on the CPU */
     ot_stream *update_stream;
     ot_mover *mover;
     ot_compute compute;
 
-    uint64_t *layer_first;        /* [layer_count]: number of each layer's element 0 in the model */
-    int32_t *data;                /* host: the step's data */
-    float *scratch;               /* host: FP32 values of one chunk */
-    double *loss_sum;             /* device: over the step's trained tokens */
+    uint64_t *layer_first; /* [layer_count]: number of each layer's element 0 in the model */
+    int32_t *data;         /* host: the step's data */
+    float *scratch;        /* host: FP32 values of one chunk */
+    double *loss_sum;      /* device: over the step's trained tokens */
     double host_loss_sum;
 
-    float grad_scale;             /* of the loss: loss scale / trained tokens */
-    int update_due;               /* gradients of the last step wait for their update */
-    ot_update_step now, before;   /* updates of this step's gradient and the one before; read by the CPU lane */
+    float grad_scale;           /* of the loss: loss scale / trained tokens */
+    int update_due;             /* gradients of the last step wait for their update */
+    ot_update_step now, before; /* updates of this step's gradient and the one before; read by the CPU lane */
     ot_loss_scale loss_scale;
     XXH3_state_t *hash;
 };
@@ -61,8 +62,8 @@ static void run_forward(const ot_trainer *t, const ot_operation *op, ot_stream *
     if (op->stage == 0)
         ot_embed_forward(&t->compute, stream, at(t, op->places[0]), &batch, at(t, op->places[3]));
     else
-        ot_block_forward(&t->compute, stream, at(t, op->places[0]), &batch, at(t, op->places[2]), at(t, op->places[3]),
-                         at(t, op->places[5]));
+        ot_block_forward(&t->compute, stream, at(t, op->places[0]), &batch, at(t, op->places[2]),
+                         at(t, op->places[3]), at(t, op->places[5]));
 }
 
 static void run_head(ot_trainer *t, const ot_operation *op, ot_stream *stream)
@@ -72,7 +73,8 @@ static void run_head(ot_trainer *t, const ot_operation *op, ot_stream *stream)
         ot_copy_zero(stream, t->loss_sum, sizeof *t->loss_sum);
     zero_grads(t, op, stream);
     ot_head(&t->compute, stream, at(t, op->places[0]), at(t, op->places[1]), &batch, at(t, op->places[2]),
-            at(t, op->places[3]), at(t, op->places[6]), at(t, op->places[7]), t->grad_scale, t->loss_sum, at(t, op->places[5]));
+            at(t, op->places[3]), at(t, op->places[6]), at(t, op->places[7]), t->grad_scale, t->loss_sum,
+            at(t, op->places[5]));
     if ((size_t)op->micro_batch + 1 == t->training.M)
         ot_copy_d2h(stream, &t->host_loss_sum, t->loss_sum, sizeof t->host_loss_sum);
 }
@@ -82,11 +84,11 @@ static void run_backward(const ot_trainer *t, const ot_operation *op, ot_stream 
     ot_batch batch = batch_of(t, op);
     zero_grads(t, op, stream);
     if (op->stage == 0)
-        ot_embed_backward(&t->compute, stream, at(t, op->places[0]), &batch, at(t, op->places[3]), at(t, op->places[6]),
-                          at(t, op->places[5]));
-    else
-        ot_block_backward(&t->compute, stream, at(t, op->places[0]), &batch, at(t, op->places[2]), at(t, op->places[3]),
+        ot_embed_backward(&t->compute, stream, at(t, op->places[0]), &batch, at(t, op->places[3]),
                           at(t, op->places[6]), at(t, op->places[5]));
+    else
+        ot_block_backward(&t->compute, stream, at(t, op->places[0]), &batch, at(t, op->places[2]),
+                          at(t, op->places[3]), at(t, op->places[6]), at(t, op->places[5]));
 }
 
 static void run_reduce(const ot_trainer *t, const ot_operation *op, ot_stream *stream)
@@ -133,8 +135,8 @@ typedef struct chunk_planes {
 
 static chunk_planes planes_of(const ot_trainer *t, const ot_operation *op)
 {
-    return (chunk_planes){&t->plan->chunks[op->chunk], at(t, op->places[0]), at(t, op->places[1]), at(t, op->places[2]),
-                          at(t, op->places[3]), at(t, op->places[4])};
+    return (chunk_planes){&t->plan->chunks[op->chunk], at(t, op->places[0]), at(t, op->places[1]),
+                          at(t, op->places[2]),        at(t, op->places[3]), at(t, op->places[4])};
 }
 
 static void *element(void *base, ot_dtype dtype, uint64_t index)
@@ -170,7 +172,8 @@ static void update_run(ot_trainer *t, const chunk_planes *p, const ot_update_ste
         .grad_dtype = training->grad_dtype,
         .grad = element(p->grad, training->grad_dtype, begin),
         .master_format = split ? OT_MASTER_SPLIT : OT_MASTER_FP32,
-        .master = dtype == OT_FP32 ? element(p->weight, OT_FP32, begin) : element(p->master, split ? OT_BF16 : OT_FP32, begin),
+        .master = dtype == OT_FP32 ? element(p->weight, OT_FP32, begin)
+                                   : element(p->master, split ? OT_BF16 : OT_FP32, begin),
         .weight_dtype = dtype,
         .weight = dtype == OT_FP32 ? NULL : element(p->weight, dtype, begin),
         .moment1_format = state,
@@ -185,14 +188,25 @@ static void update_run(ot_trainer *t, const chunk_planes *p, const ot_update_ste
     ot_device_kernels(t->cpu)->update(t->update_stream, &args);
 }
 
+/* FP16 weights are written by the update and never read: where it is skipped, they come from the master alone. */
+static void restore_weight(ot_trainer *t, const chunk_planes *p)
+{
+    const ot_cast args = {
+        .dst_dtype = OT_FP16, .src_dtype = OT_FP32, .n = p->chunk->count, .src = p->master, .dst = p->weight};
+    ot_device_kernels(t->cpu)->cast(t->update_stream, &args);
+}
+
 static ot_status run_update(ot_trainer *t, const ot_operation *op)
 {
     chunk_planes p = planes_of(t, op);
-    uint64_t first = p.chunk->first, count = p.chunk->count, border = t->training.model->layers[op->layer].undecayed;
+    uint64_t first = p.chunk->first, count = p.chunk->count,
+             border = t->training.model->layers[op->layer].undecayed;
     uint64_t decayed = border <= first ? 0 : border - first < count ? border - first : count;
     const ot_update_step *step = op->deferred ? &t->before : &t->now;
     update_run(t, &p, step, 0, decayed, t->training.weight_decay);
     update_run(t, &p, step, decayed, count, 0);
+    if (step->skip && t->training.dtype == OT_FP16)
+        restore_weight(t, &p);
     return ot_stream_synchronize(t->update_stream);
 }
 
@@ -208,7 +222,8 @@ static ot_status store_values(ot_trainer *t, const chunk_planes *p, float *value
         kernels->split_master(t->update_stream, &args);
     } else {
         memcpy(p->master, values, count * sizeof *values);
-        const ot_cast args = {.dst_dtype = OT_FP16, .src_dtype = OT_FP32, .n = count, .src = values, .dst = p->weight};
+        const ot_cast args = {
+            .dst_dtype = OT_FP16, .src_dtype = OT_FP32, .n = count, .src = values, .dst = p->weight};
         kernels->cast(t->update_stream, &args);
     }
     if (p->moment1 != NULL)
@@ -221,7 +236,8 @@ static ot_status store_values(ot_trainer *t, const chunk_planes *p, float *value
 static ot_status run_load(ot_trainer *t, const ot_operation *op)
 {
     chunk_planes p = planes_of(t, op);
-    ot_model_random(t->training.model, (size_t)op->layer, p.chunk->first, p.chunk->count, t->training.seed, t->scratch);
+    ot_model_random(t->training.model, (size_t)op->layer, p.chunk->first, p.chunk->count, t->training.seed,
+                    t->scratch);
     return store_values(t, &p, t->scratch);
 }
 
@@ -291,7 +307,8 @@ static ot_status open_memory(ot_trainer *t)
     ot_arena *arena;
     void *block;
     OT_TRY(ot_host_open(training->budget[OT_TIER_HOST], &t->host));
-    OT_TRY(ot_arena_open(t->host, "trainer", ot_training_host_bytes(training, t->plan->chunk_params), OT_PAGES_TRANSPARENT, &arena));
+    OT_TRY(ot_arena_open(t->host, "trainer", ot_training_host_bytes(training, t->plan->chunk_params),
+                         OT_PAGES_TRANSPARENT, &arena));
     OT_TRY(ot_arena_take(arena, ot_training_data_bytes(training), OT_PAGE_BYTES, &block));
     t->data = block;
     OT_TRY(ot_arena_take(arena, t->plan->chunk_params * sizeof(float), OT_PAGE_BYTES, &block));
@@ -325,7 +342,8 @@ static ot_status open_devices(ot_trainer *t)
     ot_device_query(t->device, &info);
     t->cpu = t->device;
     if (!info.host_memory) {
-        const ot_device_options lane = {.kind = "cpu", .memory_bytes = OT_HUGE_PAGE_BYTES, .threads = training->threads};
+        const ot_device_options lane = {
+            .kind = "cpu", .memory_bytes = OT_HUGE_PAGE_BYTES, .threads = training->threads};
         OT_TRY(ot_device_open(&lane, &t->cpu));
     }
     const ot_stream_options stream = {.kind = OT_STREAM_UPDATE, .name = "update"};

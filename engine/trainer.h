@@ -16,28 +16,28 @@
 
 /* Everything that decides the numbers and where they lie, but not the data, the number of steps or the learning rate. */
 typedef struct ot_training {
-    const ot_model *model;         /* outlives the trainer */
-    size_t B, T, M;                /* a step: M micro-batches of B sequences of T tokens */
-    ot_dtype dtype;                /* weights and activations: OT_BF16, OT_FP16, OT_FP32 */
-    ot_dtype state_dtype;          /* moments: OT_FP32, OT_BF16, OT_INT8 */
-    ot_dtype grad_dtype;           /* as gradients cross to the host */
+    const ot_model *model; /* outlives the trainer */
+    size_t B, T, M;        /* a step: M micro-batches of B sequences of T tokens */
+    ot_dtype dtype;        /* weights and activations: OT_BF16, OT_FP16, OT_FP32 */
+    ot_dtype state_dtype;  /* moments: OT_FP32, OT_BF16, OT_INT8 */
+    ot_dtype grad_dtype;   /* as gradients cross to the host */
     ot_optimizer optimizer;
     float beta1, beta2, eps, weight_decay;
-    double max_grad_norm;          /* 0: no clipping */
-    double loss_scale;             /* FP16: a fixed scale; 0: dynamic. Otherwise ignored */
-    int skip_not_finite;           /* 1: a step whose gradient is not finite changes nothing; 0: it ends the run */
+    double max_grad_norm; /* 0: no clipping */
+    double loss_scale;    /* FP16: a fixed scale; 0: dynamic. Otherwise ignored */
+    int skip_not_finite;  /* 1: a step whose gradient is not finite changes nothing; 0: it ends the run */
     uint64_t seed;
-    size_t loss_chunk;             /* tokens whose logits exist at once; 0: chosen */
+    size_t loss_chunk; /* tokens whose logits exist at once; 0: chosen */
 
     ot_placement weights, states, grads, acts;
     int prefetch_depth, ring, overlap; /* 0: the plan's; overlap: 1 or 0 */
-    uint64_t chunk_params;         /* 0: the plan's */
+    uint64_t chunk_params;             /* 0: the plan's */
     uint64_t budget[OT_TIERS];
     ot_rates rates;
 
-    const char *device;            /* "cpu", "cuda", "auto" */
-    int threads;                   /* 0: from affinity and quota */
-    ot_device *sizing_device;      /* asked for its kernels' workspaces; NULL: they are estimated */
+    const char *device;       /* "cpu", "cuda", "auto" */
+    int threads;              /* 0: from affinity and quota */
+    ot_device *sizing_device; /* asked for its kernels' workspaces; NULL: they are estimated */
     uint64_t jitter_seed;
     int64_t jitter_ns;
     const char *const *directories; /* of the NVMe tier */
@@ -64,12 +64,12 @@ void ot_trainer_close(ot_trainer *trainer); /* NULL is allowed */
 int32_t *ot_trainer_data(ot_trainer *trainer);
 
 typedef struct ot_step_result {
-    double loss;             /* mean over the trained tokens */
-    double grad_norm;        /* of the unscaled gradient, before clipping */
+    double loss;      /* mean over the trained tokens */
+    double grad_norm; /* of the unscaled gradient, before clipping */
     double clip_factor;
-    double loss_scale;       /* this step's */
+    double loss_scale; /* this step's */
     int skipped;
-    ot_mover_stats stats;    /* of the step's list */
+    ot_mover_stats stats; /* of the step's list */
     double seconds, forward_s, backward_s;
     double update_exposed_s; /* time the forward pass stood still for the update of the step before */
 } ot_step_result;
@@ -78,7 +78,8 @@ typedef struct ot_step_result {
  * inside the next step or in ot_trainer_drain, with the same numbers as at once. `trained_tokens` > 0 counts the targets
  * that are not -1. OT_ERR_NUMERIC where loss or gradient is not finite and that ends the run; the model is then as it was
  * after the last good step, unless the plan updates inside backward. */
-ot_status ot_trainer_step(ot_trainer *trainer, double lr, uint64_t trained_tokens, ot_step_result *result) OT_MUST_CHECK;
+ot_status ot_trainer_step(ot_trainer *trainer, double lr, uint64_t trained_tokens,
+                          ot_step_result *result) OT_MUST_CHECK;
 
 /* Runs the update that is still due, if one is. */
 ot_status ot_trainer_drain(ot_trainer *trainer) OT_MUST_CHECK;

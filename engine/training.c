@@ -44,7 +44,8 @@ uint64_t ot_training_device_bytes(const ot_training *training)
 
 uint64_t ot_training_host_bytes(const ot_training *training, uint64_t chunk_params)
 {
-    uint64_t bytes = ot_training_data_bytes(training) + ot_training_rope_bytes(training) + chunk_params * sizeof(float);
+    uint64_t bytes =
+        ot_training_data_bytes(training) + ot_training_rope_bytes(training) + chunk_params * sizeof(float);
     return ot_round_up(bytes + 4 * OT_PAGE_BYTES, OT_HUGE_PAGE_BYTES);
 }
 
@@ -61,7 +62,8 @@ static void describe_stages(const ot_training *training, ot_plan_layer layers[],
     ot_model_flops flops = ot_model_count_flops(model, training->B, training->T);
     for (size_t l = 0; l < model->layer_count; l++) {
         layers[l] = (ot_plan_layer){model->layers[l].name, model->layers[l].params};
-        stages[l] = (ot_plan_stage){model->layers[l].name, {(int)l, -1}, flops.block_forward, flops.block_backward};
+        stages[l] =
+            (ot_plan_stage){model->layers[l].name, {(int)l, -1}, flops.block_forward, flops.block_backward};
     }
     stages[0].forward_flops = stages[0].backward_flops = 0;
     ot_plan_stage *head = &stages[model->layer_count - 1];
@@ -94,7 +96,8 @@ void ot_training_request(const ot_training *training, ot_plan_layer layers[], ot
         .stages = stages,
         .stage_count = training->model->layer_count,
         .micro_batches = training->M,
-        .boundary_bytes = (uint64_t)training->B * training->T * training->model->config.C * ot_dtype_bytes(training->dtype),
+        .boundary_bytes =
+            (uint64_t)training->B * training->T * training->model->config.C * ot_dtype_bytes(training->dtype),
         .data_bytes = ot_training_data_bytes(training),
         .workspace_bytes = ot_compute_workspace(&compute),
         /* What the plan's own arenas are rounded up by is in it, too. */
@@ -104,7 +107,8 @@ void ot_training_request(const ot_training *training, ot_plan_layer layers[], ot
         .master_format = training->dtype == OT_BF16 ? OT_MASTER_SPLIT : OT_MASTER_FP32,
         .moment1_dtype = training->state_dtype,
         .moment2_dtype = training->state_dtype,
-        .moments = training->optimizer == OT_OPTIMIZER_SGD || training->optimizer == OT_OPTIMIZER_LION ? 1 : 2,
+        .moments =
+            training->optimizer == OT_OPTIMIZER_SGD || training->optimizer == OT_OPTIMIZER_LION ? 1 : 2,
         .grad_dtype = training->grad_dtype,
         .weights = training->weights,
         .states = training->states,

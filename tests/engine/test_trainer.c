@@ -19,7 +19,13 @@ static ot_model_config config_of(int tied)
     return (ot_model_config){
         .family = OT_FAMILY_LLAMA,
         .architecture = "LlamaForCausalLM",
-        .C = 64, .L = 3, .NH = 4, .NKV = 2, .HD = 16, .F = 512, .V = 1031,
+        .C = 64,
+        .L = 3,
+        .NH = 4,
+        .NKV = 2,
+        .HD = 16,
+        .F = 512,
+        .V = 1031,
         .positions = 64,
         .norm_eps = 1e-5f,
         .rope = {.kind = OT_ROPE_PLAIN, .theta = 10000},
@@ -43,15 +49,23 @@ static ot_training training_for(const ot_model *model)
 {
     return (ot_training){
         .model = model,
-        .B = 1, .T = T, .M = SEQUENCES,
+        .B = 1,
+        .T = T,
+        .M = SEQUENCES,
         .dtype = OT_BF16,
         .state_dtype = OT_FP32,
         .grad_dtype = OT_BF16,
         .optimizer = OT_OPTIMIZER_ADAMW,
-        .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f, .weight_decay = 0.1f,
+        .beta1 = 0.9f,
+        .beta2 = 0.99f,
+        .eps = 1e-8f,
+        .weight_decay = 0.1f,
         .max_grad_norm = 1,
         .seed = 7,
-        .weights = {.automatic = 1}, .states = {.automatic = 1}, .grads = {.automatic = 1}, .acts = {.automatic = 1},
+        .weights = {.automatic = 1},
+        .states = {.automatic = 1},
+        .grads = {.automatic = 1},
+        .acts = {.automatic = 1},
         .overlap = 1,
         .budget = {UINT64_C(1) << 30, UINT64_C(1) << 30, UINT64_C(1) << 30},
         .device = "cpu",
@@ -101,8 +115,9 @@ static void run(const ot_training *training, double lr, outcome *out)
 
 /* ---- 1. Placement changes nothing ---- */
 
-static const ot_placement on_device = {0, OT_TIER_DEVICE, 1}, on_host = {0, OT_TIER_HOST, 1}, on_nvme = {0, OT_TIER_NVME, 1},
-                          mostly_host = {0, OT_TIER_HOST, 0.6}, any = {1, 0, 0};
+static const ot_placement on_device = {0, OT_TIER_DEVICE, 1}, on_host = {0, OT_TIER_HOST, 1},
+                          on_nvme = {0, OT_TIER_NVME, 1}, mostly_host = {0, OT_TIER_HOST, 0.6},
+                          any = {1, 0, 0};
 
 static void place(ot_training *t, int which)
 {
