@@ -4,11 +4,13 @@
 #include <liburing.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "io/block.h"
 #include "io/host.h"
 #include "io/log.h"
 
+enum { SUBMIT_TRIES = 1000, SUBMIT_TRY_EVERY_NS = 10000000 };
 static const uint64_t REGISTERED_BYTES_MAX = 1u << 30; /* of one buffer: the kernel's limit */
 
 typedef struct uring {
@@ -16,6 +18,7 @@ typedef struct uring {
     struct iovec *buffers; /* registered, sorted as given; NULL: none */
     unsigned buffer_count;
     unsigned unsubmitted; /* prepared entries the kernel has not taken yet */
+    unsigned in_kernel;   /* entries it has taken whose completion was not seen */
 } uring;
 
 /* What most often stands behind an errno of io_uring_setup or of a first transfer. */
@@ -186,6 +189,7 @@ static ot_status flush_entries(uring *self)
         if (code < 0)
             return ot_fail(OT_ERR_IO, "io_uring_enter failed: %s", strerror(-code));
         self->unsubmitted -= (unsigned)code;
+        self->in_kernel += (unsigned)code;
     }
     return OT_OK;
 }
@@ -207,6 +211,13 @@ static ot_status uring_wait(void *state, ot_block_piece *done[], size_t max, siz
     uring *self = state;
     struct io_uring_cqe *completion;
     OT_TRY(flush_entries(self));
+    /* With nothing in the kernel no completion can come: what it did not take has to go first. */
+    for (int tries = 0; self->in_kernel == 0; tries++) {
+        if (tries == SUBMIT_TRIES)
+            return ot_fail(OT_ERR_IO, "io_uring takes no requests: the kernel is out of memory");
+        nanosleep(&(struct timespec){.tv_nsec = SUBMIT_TRY_EVERY_NS}, NULL);
+        OT_TRY(flush_entries(self));
+    }
     int code;
     do
         code = io_uring_wait_cqe(&self->ring, &completion);
@@ -225,6 +236,7 @@ static ot_status uring_wait(void *state, ot_block_piece *done[], size_t max, siz
         seen++;
     }
     io_uring_cq_advance(&self->ring, seen);
+    self->in_kernel -= seen;
     return OT_OK;
 }
 

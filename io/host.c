@@ -84,7 +84,9 @@ static void *map_aligned(uint64_t bytes)
 
 static void *map_explicit(uint64_t bytes, const char *name)
 {
-    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB, -1, 0);
+    /* Of 2 MiB, whatever the default is: of a 1 GiB page no part can be given back. */
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | 21 << MAP_HUGE_SHIFT;
+    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
     if (base == MAP_FAILED)
         ot_log(
             OT_LOG_WARNING,

@@ -18,10 +18,16 @@ static void on_signal(int number)
 
 void ot_stop_install(void)
 {
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, before;
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN) /* ignored: nohup */
+        sigaction(SIGHUP, &action, NULL);
+    /* A reader that is gone and a file size limit become errors of the write. */
+    action.sa_handler = SIG_IGN;
+    sigaction(SIGPIPE, &action, NULL);
+    sigaction(SIGXFSZ, &action, NULL);
 }
 
 ot_status ot_stop_check(void)
@@ -31,6 +37,8 @@ ot_status ot_stop_check(void)
         return OT_OK;
     case SIGINT:
         return ot_fail(OT_STOPPED_INT, "stopped by SIGINT");
+    case SIGHUP:
+        return ot_fail(OT_STOPPED_TERM, "stopped by SIGHUP, the end of the terminal");
     default:
         return ot_fail(OT_STOPPED_TERM, "stopped by SIGTERM");
     }

@@ -1,11 +1,12 @@
-/* A clean end on SIGINT and SIGTERM: the first signal asks for it, a second one stops the process at once.
+/* A clean end on SIGINT, SIGTERM and SIGHUP (the terminal is gone; as SIGTERM): the first signal asks for it, a second one stops the process at once.
  * The request is process-wide, as signals are. */
 #ifndef OT_IO_STOP_H
 #define OT_IO_STOP_H
 
 #include "io/status.h"
 
-/* From now on SIGINT and SIGTERM are requests. Call once, before threads start. */
+/* From now on those are requests; a SIGHUP that is ignored (nohup) stays so. SIGPIPE and SIGXFSZ are ignored: what they say
+ * is an error of the write too. Call once, before threads start. */
 void ot_stop_install(void);
 
 /* OT_OK, or with a request OT_STOPPED_INT or OT_STOPPED_TERM and the error text "stopped by SIGINT". Any

@@ -25,6 +25,10 @@ const char *ot_format_size(uint64_t bytes, char out[OT_SIZE_TEXT_BYTES]);
  * NULL where none is close enough to be meant (more than a third of its letters differ). */
 const char *ot_nearest_name(const char *name, const char *const names[], size_t count);
 
+/* Makes a text valid UTF-8, in place, for JSON: every byte that is none, as in a path or where a text was cut, becomes '?'.
+ * Returns it. */
+char *ot_clean_utf8(char *text);
+
 /* Whether two flag or key names are equal, '-' and '_' being equal. */
 int ot_name_equal(const char *a, const char *b);
 

@@ -123,21 +123,36 @@ static ot_status refuse_foreign(const ot_swap_file *file)
         file->path);
 }
 
+/* Whether the path still leads to the open file. */
+static int has_path(const ot_swap_file *file)
+{
+    struct stat opened, named;
+    return fstat(file->fd, &opened) == 0 && lstat(file->path, &named) == 0 && named.st_ino == opened.st_ino &&
+           named.st_dev == opened.st_dev;
+}
+
 /* Opens and locks the file. The owner before removes the path while it still holds the lock, so a lock can be
  * won on a file that has no name any more: then the path is opened anew. */
 static ot_status open_locked(ot_swap_file *file)
 {
     for (;;) {
         int direct;
-        struct stat opened, named;
-        if (lstat(file->path, &named) == 0 &&
-            !S_ISREG(named.st_mode)) /* a folder, link or device: opening it may act */
+        struct stat named;
+        int exists = lstat(file->path, &named) == 0;
+        if (exists && !S_ISREG(named.st_mode)) /* a folder, link or device: opening it may act */
             return refuse_foreign(file);
-        OT_TRY(ot_file_open(file->path, O_CREAT | O_RDWR | O_NOFOLLOW, &file->fd, &direct));
+        /* Without O_CREAT where it exists: of another user's file in a folder like /tmp, fs.protected_regular refuses
+         * that even to root. */
+        ot_status status =
+            ot_file_open(file->path, O_RDWR | O_NOFOLLOW | (exists ? 0 : O_CREAT), &file->fd, &direct);
+        if (status != OT_OK && exists && lstat(file->path, &named) != 0 && errno == ENOENT)
+            continue; /* removed in between */
+        if (status != OT_OK && exists && named.st_uid != geteuid())
+            return ot_fail(OT_ERR_IO, "%s; it is user %u's: have it removed, or give another directory",
+                           ot_error_text(), (unsigned)named.st_uid);
+        OT_TRY(status);
         OT_TRY(take_lock(file));
-        if (fstat(file->fd, &opened) != 0)
-            return ot_fail(OT_ERR_IO, "cannot stat %s: %s", file->path, strerror(errno));
-        if (stat(file->path, &named) == 0 && named.st_ino == opened.st_ino && named.st_dev == opened.st_dev)
+        if (has_path(file))
             return OT_OK;
         close(file->fd);
         file->fd = -1;
@@ -232,7 +247,10 @@ void ot_swap_close(ot_swap_file *file)
 {
     if (file->fd < 0)
         return;
-    unlink(file->path); /* before the lock goes: see open_locked */
+    /* Before the lock goes: see open_locked. A folder that was renamed in the meantime may have left its name to another,
+     * with a file of another's in it. */
+    if (has_path(file))
+        unlink(file->path);
     close(file->fd);
     file->fd = -1;
 }

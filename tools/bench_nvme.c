@@ -5,10 +5,12 @@
  * goes out, so that as much is written as is read. Settings take turns in several rounds, since drives and
  * machines change their speed by themselves; the median of the rounds counts, their range is the spread. */
 #include <jansson.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "io/budget.h"
 #include "io/clock.h"
 #include "io/host.h"
 #include "io/log.h"
@@ -22,6 +24,7 @@
 enum {
     RING = 6,       /* buffers: two chunks coming in, two in the middle, two going out */
     CHUNKS_MIN = 8, /* more than the ring */
+    CHUNKS_MAX = 1 << 24,
     BURST_BYTES = 64 << 20,
     CHUNK_BYTES_MIN = 1 << 20,
     CHUNK_BYTES_MAX = 1 << 30,
@@ -219,7 +222,23 @@ static ot_status choose_chunks(bench *b, const nvme_flags *flags)
     if (b->chunk_count < CHUNKS_MIN)
         return ot_fail(OT_ERR_USAGE, "--size: at least %s are needed, for %d chunks",
                        ot_format_size(CHUNKS_MIN * b->chunk_bytes, size), CHUNKS_MIN);
+    if (b->chunk_count > CHUNKS_MAX)
+        return ot_fail(OT_ERR_USAGE, "--size: %zu chunks are too many; with this --chunk at most %s work",
+                       b->chunk_count, ot_format_size(CHUNKS_MAX * b->chunk_bytes, size));
     return OT_OK;
+}
+
+/* Buffers that the machine does not hold would end the process without a word. */
+static ot_status check_memory(const bench *b)
+{
+    ot_memory_budget memory;
+    char need[OT_SIZE_TEXT_BYTES], have[OT_SIZE_TEXT_BYTES];
+    uint64_t bytes = RING * b->chunk_bytes + OT_DRIVE_HOST_BYTES;
+    OT_TRY(ot_memory_budget_read("", &memory));
+    if (bytes <= memory.bytes)
+        return OT_OK;
+    return ot_fail(OT_ERR_FIT, "the buffers need %s of memory; %s are usable, by %s; lower --chunk",
+                   ot_format_size(bytes, need), ot_format_size(memory.bytes, have), memory.source);
 }
 
 static ot_status open_buffers(bench *b, int huge_pages)
@@ -417,8 +436,11 @@ static void print_table(const bench *b, const nvme_flags *flags)
 static ot_status print_json(const bench *b, const nvme_flags *flags)
 {
     json_t *directories = json_array(), *settings = json_array();
-    for (size_t i = 0; i < flags->directories.count; i++)
-        json_array_append_new(directories, json_string(flags->directories.items[i]));
+    for (size_t i = 0; i < flags->directories.count; i++) {
+        char path[PATH_MAX];
+        snprintf(path, sizeof path, "%s", flags->directories.items[i]);
+        json_array_append_new(directories, json_string(ot_clean_utf8(path)));
+    }
     for (size_t i = 0; i < b->setting_count; i++) {
         const setting *s = &b->settings[i];
         json_t *row = json_pack("{s:I, s:I}", "depth", (json_int_t)s->depth, "block", (json_int_t)s->block);
@@ -446,6 +468,7 @@ static ot_status run(bench *b, const nvme_flags *flags)
 {
     OT_TRY(choose_settings(b, flags));
     OT_TRY(choose_chunks(b, flags));
+    OT_TRY(check_memory(b));
     OT_TRY(open_buffers(b, flags->huge_pages));
     OT_TRY(weigh_drives(b, flags));
     OT_TRY(open_store(b, flags));
@@ -467,6 +490,9 @@ ot_status ot_bench_nvme(int argc, char **argv)
     }
     if (flags.directories.count == 0)
         return ot_fail(OT_ERR_USAGE, "--nvme: give a directory on the drive to measure");
+    if (flags.directories.count > OT_STORE_DIRECTORIES_MAX)
+        return ot_fail(OT_ERR_USAGE, "--nvme: %zu directories; at most %d work", flags.directories.count,
+                       OT_STORE_DIRECTORIES_MAX);
     if (!(flags.seconds > 0) || flags.seconds > 1e6)
         return ot_fail(OT_ERR_USAGE, "--seconds: %g is not above 0", flags.seconds);
     bench *b = calloc(1, sizeof *b);

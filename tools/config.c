@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <yaml.h>
 
 #include "io/text.h"
@@ -24,10 +25,17 @@ static ot_status load(ot_config *config, FILE *file)
         return ot_fail(OT_ERR_INTERNAL, "out of memory for %s", config->path);
     yaml_parser_set_input_file(&parser, file);
     ot_status status = OT_OK;
+    yaml_document_t second;
     config->loaded = yaml_parser_load(&parser, &config->document);
-    if (!config->loaded)
+    int good = config->loaded && yaml_parser_load(&parser, &second);
+    if (!good)
         status = ot_fail(OT_ERR_USAGE, "%s:%zu: no YAML: %s", config->path, parser.problem_mark.line + 1,
                          parser.problem != NULL ? parser.problem : "it cannot be read");
+    else if (yaml_document_get_root_node(&second) != NULL)
+        status = ot_fail(OT_ERR_USAGE, "%s:%zu: a second document; one is read", config->path,
+                         second.start_mark.line + 1);
+    if (good)
+        yaml_document_delete(&second);
     yaml_parser_delete(&parser);
     return status;
 }
@@ -87,17 +95,20 @@ static size_t pairs_of(const ot_config *config, const yaml_node_pair_t **pairs)
     return root != NULL ? (size_t)(root->data.mapping.pairs.top - root->data.mapping.pairs.start) : 0;
 }
 
-/* A scalar's text, or NULL where the node is none. */
+/* A scalar's text, or NULL where the node is none or holds a NUL, "\0", which would end it early. */
 static char *text_of(const yaml_node_t *node)
 {
-    return node->type == YAML_SCALAR_NODE ? (char *)node->data.scalar.value : NULL;
+    if (node->type != YAML_SCALAR_NODE)
+        return NULL;
+    char *text = (char *)node->data.scalar.value;
+    return strlen(text) == node->data.scalar.length ? text : NULL;
 }
 
 static int is_empty(const yaml_node_t *node)
 {
     const char *text = text_of(node);
     return text != NULL && node->data.scalar.style == YAML_PLAIN_SCALAR_STYLE &&
-           (*text == '\0' || strcmp(text, "~") == 0 || strcmp(text, "null") == 0);
+           (*text == '\0' || strcmp(text, "~") == 0 || strcasecmp(text, "null") == 0);
 }
 
 static int in_list(const char *list, const char *name)
@@ -162,6 +173,8 @@ static ot_status set_key(const ot_config *config, const ot_option *option, const
                        option->value != NULL ? option->value : "");
     if (is_empty(node))
         return OT_OK;
+    if (node->type == YAML_SCALAR_NODE && text_of(node) == NULL)
+        return ot_fail(OT_ERR_USAGE, "%s: a NUL in the text", where);
     if (is_list)
         return set_list(config, option, where, node, values);
     return ot_option_set(option, where, text_of(node), values);

@@ -70,6 +70,7 @@ __attribute__((format(printf, 5, 6))) static void add(report *to, severity level
     va_start(arguments, format);
     vsnprintf(line->found, sizeof line->found, format, arguments);
     va_end(arguments);
+    ot_clean_utf8(line->found);
 }
 
 static void check_kernel(report *to)
@@ -191,9 +192,14 @@ static void check_folders(report *to, const ot_option_list *folders)
             "several are on one file system");
 }
 
-static ot_status check_memory(report *to)
+static void check_memory(report *to)
 {
-    OT_TRY(ot_memory_budget_read("", &to->memory));
+    if (ot_memory_budget_read("", &to->memory) != OT_OK) {
+        to->memory = (ot_memory_budget){.source = "unknown"};
+        add(to, LEVEL_ERROR, "memory", NULL, "%s", ot_error_text());
+        return;
+    }
+    ot_clean_utf8(to->memory.source);
     const ot_memory_budget *memory = &to->memory;
     int limited = memory->bytes < memory->available_bytes;
     char usable[OT_SIZE_TEXT_BYTES], total[OT_SIZE_TEXT_BYTES];
@@ -201,7 +207,6 @@ static ot_status check_memory(report *to)
         limited ? "raise that limit: `docker run --memory`, or MemoryMax= of the systemd unit" : NULL,
         "%s of %s usable, by %s", ot_format_size(memory->bytes, usable),
         ot_format_size(memory->total_bytes, total), memory->source);
-    return OT_OK;
 }
 
 static void check_huge_pages(report *to)
@@ -225,6 +230,7 @@ static ot_status check_cpus(report *to)
     const ot_machine *machine = &to->machine;
     const ot_cpu_budget *cpus = &to->cpus;
     OT_TRY(ot_cpu_budget_read("", &to->cpus));
+    ot_clean_utf8(to->cpus.source);
     const char *advice =
         cpus->threads < cpus->affinity  ? "raise that quota: `docker run --cpus`, or CPUQuota= of the "
                                           "systemd unit"
@@ -316,7 +322,7 @@ static ot_status run_checks(report *to, const ot_option_list *folders)
     check_kernel(to);
     check_uring(to);
     check_folders(to, folders);
-    OT_TRY(check_memory(to));
+    check_memory(to);
     check_huge_pages(to);
     OT_TRY(check_cpus(to));
     check_gpus(to);

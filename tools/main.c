@@ -1,6 +1,8 @@
 /* The `offtrain` command: finds the subcommand, runs it, prints its failure. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "io/log.h"
 #include "io/text.h"
@@ -60,8 +62,21 @@ static ot_status unknown_command(const char *name)
     return ot_fail(OT_ERR_USAGE, "unknown command '%s'; offtrain --help lists them", name);
 }
 
+/* A standard stream that is closed leaves its number to the next file that is opened, into which everything printed would
+ * go. Opened for reading, it refuses what is printed. */
+static void fill_standard_streams(void)
+{
+    int fd;
+    do
+        fd = open("/dev/null", O_RDONLY);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0)
+        close(fd);
+}
+
 int main(int argc, char **argv)
 {
+    fill_standard_streams();
     ot_log_open(OT_LOG_INFO, print_line);
     if (argc < 2) {
         print_help(stderr);
@@ -83,7 +98,7 @@ int main(int argc, char **argv)
     ot_status status = i < COMMANDS ? commands[i].run(argc - skip, argv + skip) : unknown_command(name);
     if (status != OT_OK)
         fprintf(stderr, "offtrain: %s\n", ot_error_text());
-    else if (fflush(stdout) != 0) {
+    else if (fflush(stdout) != 0 || ferror(stdout)) {
         fprintf(stderr, "offtrain: cannot write the output\n");
         status = OT_ERR_IO;
     }

@@ -134,9 +134,13 @@ ot_status ot_option_set(const ot_option *option, const char *what, char *text, v
     case OT_OPTION_FLAG:
         return set_flag(what, text, field);
     case OT_OPTION_INT:
-        if (!is_word(option, text))
-            return ot_parse_int(text, what, field);
-        *(int64_t *)field = OT_AUTO_INT;
+        if (is_word(option, text)) {
+            *(int64_t *)field = OT_AUTO_INT;
+            return OT_OK;
+        }
+        OT_TRY(ot_parse_int(text, what, field));
+        if (*(int64_t *)field == OT_AUTO_INT)
+            return ot_fail(OT_ERR_USAGE, "%s: %s is too small", what, text);
         return OT_OK;
     case OT_OPTION_REAL:
         if (!is_word(option, text))

@@ -150,13 +150,39 @@ static void equal_names(void **state)
     assert_false(ot_name_equal("Seed", "seed"));
 }
 
+static void cleaned_utf8(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {
+        {"", ""},
+        {"plain\n", "plain\n"},
+        {"\u00e9\u20ac\U0001F600", "\u00e9\u20ac\U0001F600"},
+        {"\xF4\x8F\xBF\xBF", "\xF4\x8F\xBF\xBF"}, /* U+10FFFF, the last one */
+        {"a\xFFz", "a?z"},
+        {"caf\xE9", "caf?"},  /* Latin-1 */
+        {"a\xE2\x82", "a??"}, /* cut */
+        {"\x80\xC3-", "?"
+                      "?-"},               /* a part without a start, a start without a part */
+        {"\xC0\xAF", "??"},                /* overlong */
+        {"\xED\xA0\x80", "???"},           /* a surrogate */
+        {"\xF4\x90\x80\x80", "????"},      /* above U+10FFFF */
+        {"\xF8\x88\x80\x80\x80", "?????"}, /* five bytes */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[16];
+        strcpy(text, cases[i][0]);
+        assert_ptr_equal(ot_clean_utf8(text), text);
+        assert_string_equal(text, cases[i][1]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sizes),           cmocka_unit_test(sizes_stop_at_63_bits),
         cmocka_unit_test(whole_numbers),   cmocka_unit_test(real_numbers),
         cmocka_unit_test(formatted_sizes), cmocka_unit_test(nearest_names),
-        cmocka_unit_test(equal_names),
+        cmocka_unit_test(equal_names),     cmocka_unit_test(cleaned_utf8),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

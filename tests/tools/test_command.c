@@ -189,6 +189,23 @@ static void a_full_stdout_is_an_error(void **state)
     assert_non_null(strstr(out, "cannot write"));
 }
 
+/* Its number must not go to a file that the command opens: what it prints would land there. */
+static void a_closed_stdout_is_an_error(void **state)
+{
+    (void)state;
+    char out[256];
+    assert_int_equal(run("doctor 2>&1 >&-", out, sizeof out), 6);
+    assert_non_null(strstr(out, "cannot write"));
+}
+
+static void a_folders_name_need_not_be_utf8(void **state)
+{
+    (void)state;
+    json_t *report = run_json("doctor --json --nvme /no/caf$(printf '\\351') 2>/dev/null", 2);
+    assert_string_equal(level_of(find_check(report, "folder", "/no/caf?: No such file")), "error");
+    json_decref(report);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -200,6 +217,8 @@ int main(void)
         cmocka_unit_test(mistakes_end_with_2),
         cmocka_unit_test(help_goes_to_stdout),
         cmocka_unit_test(a_full_stdout_is_an_error),
+        cmocka_unit_test(a_closed_stdout_is_an_error),
+        cmocka_unit_test(a_folders_name_need_not_be_utf8),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

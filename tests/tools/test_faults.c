@@ -521,18 +521,66 @@ static void a_folder_given_twice(void **state)
     assert_int_equal(entries(f->folder), 0);
 }
 
+/* The way to the file of a run, once the folder's name is another's, leads to a file that is none of its own. */
+static void a_renamed_folder_takes_no_other_file_with_it(void **state)
+{
+    fixture *f = *state;
+    char moved[PATH_MAX], left[PATH_MAX + 32];
+    start_first(f, "");
+    assert_in_range(snprintf(moved, sizeof moved, "%s.moved", f->folder), 1, sizeof moved - 1);
+    assert_int_equal(rename(f->folder, moved), 0);
+    assert_int_equal(mkdir(f->folder, 0700), 0);
+    tree_write(f->folder, "/offtrain.swap", "another's");
+    end_first(f, SIGTERM, 143);
+    assert_int_equal(entries(f->folder), 1);
+    snprintf(left, sizeof left, "%s/offtrain.swap", moved);
+    assert_int_equal(unlink(left), 0);
+    assert_int_equal(rmdir(moved), 0);
+}
+
+/* In a folder that all may write to, as /tmp; the kernel's fs.protected_regular goes by its mode and by who the owner is. */
+static void root_takes_over_another_users_file(void **state)
+{
+    fixture *f = *state;
+    if (geteuid() != 0)
+        skip();
+    tree_write(f->folder, "/offtrain.swap", "");
+    assert_int_equal(chown(f->swap, 65534, 65534), 0);
+    assert_int_equal(chmod(f->folder, 01777), 0);
+    process_run(&f->o, BENCH " --nvme %s", f->folder);
+    assert_worked(f, f->folder, plain.warnings);
+}
+
+static void a_file_size_limit_is_an_error(void **state)
+{
+    fixture *f = *state;
+    process_run(&f->o, "prlimit --fsize=1048576 " BENCH " --nvme %s", f->folder);
+    if (f->o.code == NOT_FOUND)
+        skip();
+    assert_refused(f, 6, "File too large");
+    assert_int_equal(entries(f->folder), 0);
+}
+
 /* ---- stopped ---- */
 
 static void a_signal_ends_it_cleanly(void **state)
 {
     fixture *f = *state;
-    for (int i = 0; i < 4; i++) {
+    static const struct {
+        int number, code;
+        const char *text;
+    } cases[] = {
+        {SIGINT, 130, "offtrain: stopped by SIGINT\n"},
+        {SIGTERM, 143, "offtrain: stopped by SIGTERM\n"},
+        {SIGINT, 130, "offtrain: stopped by SIGINT\n"},
+        {SIGTERM, 143, "offtrain: stopped by SIGTERM\n"},
+        {SIGHUP, 143, "offtrain: stopped by SIGHUP, the end of the terminal\n"},
+    };
+    for (int i = 0; i < 5; i++) {
         start_first(f, i < 2 ? "" : "--io threads --checksums");
         sleep_ms(i % 2 == 0 ? 0 : 300); /* while the store is filled, and while it is measured */
-        int number = i % 2 == 0 ? SIGINT : SIGTERM;
-        end_first(f, number, 128 + number);
-        assert_says(f->o.err,
-                    number == SIGINT ? "offtrain: stopped by SIGINT\n" : "offtrain: stopped by SIGTERM\n");
+        end_first(f, cases[i].number, cases[i].code);
+        assert_says(f->o.err, cases[i].text);
         assert_string_equal(f->o.out, "");
         assert_int_equal(entries(f->folder), 0);
     }
@@ -566,6 +614,8 @@ static void mistakes_end_with_2(void **state)
         {"--size", "--size needs a value"},
         {"--size 100M", "at least 512 MiB"},
         {"--size 99999999999T", "--size: "},
+        {"--size 20T --chunk 1M", "at most 16 TiB"},
+        {"--nvme a b c d e f g h i j k l m n o p", "17 directories; at most 16 work"},
         {"--seconds 0", "--seconds: "},
         {"--seconds soon", "--seconds: 'soon'"},
         {"--io-depth 0", "--io-depth: 0 is not in 1 to 256"},
@@ -617,6 +667,9 @@ int main(void)
         TEST(folders_that_are_none),
         TEST(a_folder_without_write_permission),
         TEST(a_folder_given_twice),
+        TEST(a_renamed_folder_takes_no_other_file_with_it),
+        TEST(root_takes_over_another_users_file),
+        TEST(a_file_size_limit_is_an_error),
         TEST(a_signal_ends_it_cleanly),
         TEST(a_second_signal_stops_it_at_once),
         TEST(mistakes_end_with_2),

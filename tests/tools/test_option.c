@@ -223,7 +223,8 @@ static void bad_values(void **state)
 {
     (void)state;
     bad("--max-steps ten", "--max-steps", "ten");
-    bad("--steps 1.5", "--max-steps", "1.5"); /* named as the table does */
+    bad("--steps 1.5", "--max-steps", "1.5");                            /* named as the table does */
+    bad("--max-steps -9223372036854775808", "--max-steps", "too small"); /* stands for auto */
     bad("--lr fast", "--lr", "fast");
     bad("--gpu-mem 24Q", "--gpu-mem", "24Q");
     bad("--gpu-mem -1", "--gpu-mem", "-1");
