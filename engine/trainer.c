@@ -8,6 +8,7 @@
 #include <xxhash.h>
 
 #include "engine/training.h"
+#include "io/clock.h"
 
 typedef enum save_purpose { SAVE_HASH } save_purpose;
 
@@ -426,16 +427,34 @@ int32_t *ot_trainer_data(ot_trainer *t)
 
 /* ---- steps ---- */
 
+/* Adds the squares of a layer's scaled gradient to a sum. */
+static double add_squares(const ot_trainer *t, size_t l, double sum)
+{
+    const double *partials = ot_mover_address(t->mover, t->plan->partials[l]);
+    for (size_t i = 0; i < ot_sum_blocks(t->training.model->layers[l].params); i++)
+        sum += partials[i];
+    return sum;
+}
+
 /* Sum of squares of the whole scaled gradient, layer after layer: the same for every placement and chunk size. */
 static double grad_square_sum(const ot_trainer *t)
 {
     double sum = 0;
-    for (size_t l = 0; l < t->training.model->layer_count; l++) {
-        const double *partials = ot_mover_address(t->mover, t->plan->partials[l]);
-        for (size_t i = 0; i < ot_sum_blocks(t->training.model->layers[l].params); i++)
-            sum += partials[i];
-    }
+    for (size_t l = 0; l < t->training.model->layer_count; l++)
+        sum = add_squares(t, l, sum);
     return sum;
+}
+
+static ot_status not_finite(const ot_trainer *t, double loss)
+{
+    static const char advice[] = "is not finite; lower --lr, or use --nan skip to pass over such steps";
+    if (!isfinite(loss))
+        return ot_fail(OT_ERR_NUMERIC, "the loss %s", advice);
+    /* Backward goes from the last layer to the first: the last one that is bad was the first to be. */
+    size_t l = t->training.model->layer_count - 1;
+    while (l > 0 && isfinite(add_squares(t, l, 0)))
+        l--;
+    return ot_fail(OT_ERR_NUMERIC, "the gradient of %s %s", t->training.model->layers[l].name, advice);
 }
 
 /* What the update will do with a gradient of this scale and clip factor. */
@@ -484,12 +503,12 @@ static ot_status judge(ot_trainer *t, ot_step_result *result)
         result->clip_factor = fmin(1, limit / (result->grad_norm + 1e-6));
     int finite = isfinite(result->grad_norm) && isfinite(result->loss);
     result->skipped = !finite;
-    if (t->training.dtype == OT_FP16)
+    int pass_over = !isfinite(result->loss) && t->training.skip_not_finite;
+    if (t->training.dtype == OT_FP16 && !pass_over)
         return ot_loss_scale_step(&t->loss_scale, isfinite(result->loss), isfinite(result->grad_norm));
     if (finite || t->training.skip_not_finite)
         return OT_OK;
-    return ot_fail(OT_ERR_NUMERIC, "%s is not finite; lower --lr, or use --nan skip to pass over such steps",
-                   isfinite(result->loss) ? "the gradient" : "the loss");
+    return not_finite(t, result->loss);
 }
 
 ot_status ot_trainer_step(ot_trainer *t, double lr, uint64_t trained_tokens, ot_step_result *result)
@@ -536,6 +555,31 @@ ot_status ot_trainer_hash(ot_trainer *t, uint64_t *hash)
     OT_TRY(ot_mover_run(t->mover, OT_LIST_SAVE));
     *hash = XXH3_64bits_digest(t->hash);
     return OT_OK;
+}
+
+ot_status ot_trainer_time_kernels(ot_trainer *t, double *seconds)
+{
+    const ot_list *list = &t->plan->lists[OT_LIST_STEADY];
+    const ot_stream_options options = {.kind = OT_STREAM_COMPUTE, .name = "kernels alone"};
+    ot_stream *stream;
+    OT_TRY(ot_stream_open(t->device, &options, &stream));
+    ot_status status = OT_OK;
+    int64_t start = ot_clock_ns();
+    for (size_t i = 0; i < list->count && status == OT_OK; i++) {
+        const ot_operation *op = &list->operations[i];
+        if (op->lane == OT_LANE_COMPUTE)
+            status = on_compute(t, op, stream);
+        else if (op->lane == OT_LANE_CPU) {
+            status = ot_stream_synchronize(stream);
+            if (status == OT_OK)
+                status = on_cpu(t, op);
+        }
+    }
+    if (status == OT_OK)
+        status = ot_stream_synchronize(stream);
+    *seconds = ot_seconds(ot_clock_ns() - start);
+    ot_stream_close(stream);
+    return status;
 }
 
 const ot_plan *ot_trainer_plan(const ot_trainer *t)

@@ -90,6 +90,10 @@ ot_status ot_trainer_evaluate(ot_trainer *trainer, uint64_t trained_tokens, doub
 /* XXH3 over all FP32 masters in model order, padding left out. Drains first. */
 ot_status ot_trainer_hash(ot_trainer *trainer, uint64_t *hash) OT_MUST_CHECK;
 
+/* Runs the kernels of a steady step, updates included, one after the other on one stream, without moving anything, and
+ * gives the seconds they take: what a step costs beyond them is the engine's doing. The model is of no use afterwards. */
+ot_status ot_trainer_time_kernels(ot_trainer *trainer, double *seconds) OT_MUST_CHECK;
+
 const ot_plan *ot_trainer_plan(const ot_trainer *trainer);
 const ot_mover *ot_trainer_mover(const ot_trainer *trainer);
 

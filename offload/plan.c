@@ -115,6 +115,8 @@ static ot_status consider(plan_search *search, ot_choice candidate, int acts_fir
             return OT_OK;
     if (search->tried_count < CANDIDATES_MAX)
         search->tried[search->tried_count++] = draft->choice;
+    if (ot_draft_exceeds(draft))
+        return OT_OK;
     OT_TRY(ot_draft_fit_host(draft, &fits));
     if (!fits)
         return OT_OK;

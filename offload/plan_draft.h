@@ -72,6 +72,9 @@ void ot_draft_close(ot_draft *draft); /* the plan, too, if it is still there */
 /* Lays out all places for draft->choice and sums them up. */
 ot_status ot_draft_layout(ot_draft *draft) OT_MUST_CHECK;
 
+/* The same for the device alone, which depends on nothing that the other tiers hold: no homes, no host slots. */
+ot_status ot_draft_layout_device(ot_draft *draft) OT_MUST_CHECK;
+
 /* Places to `boundary` etc. of the k-th of n things spread evenly: whether thing i is among the k. */
 static inline int ot_spread(size_t i, size_t k, size_t n)
 {
@@ -83,6 +86,9 @@ static inline int ot_spread(size_t i, size_t k, size_t n)
  * then what is in host memory. Sets *fits; where it does not, the layout is the smallest. */
 ot_status ot_draft_fit_device(ot_draft *draft, int acts_first) OT_MUST_CHECK;
 ot_status ot_draft_fit_host(ot_draft *draft, int *fits) OT_MUST_CHECK;
+
+/* Whether what lies on host and drives is more than both hold, however it is split: nothing is left to fit. */
+int ot_draft_exceeds(const ot_draft *draft);
 
 /* Sets the choice whose layout is the smallest, to be fitted with boundaries first. */
 void ot_draft_smallest(ot_draft *draft);

@@ -12,12 +12,12 @@ static size_t share_of(ot_placement placement, size_t count)
 static ot_status try_value(ot_draft *draft, size_t *knob, size_t value, ot_tier tier, int *fits)
 {
     *knob = value;
-    OT_TRY(ot_draft_layout(draft));
+    OT_TRY(tier == OT_TIER_DEVICE ? ot_draft_layout_device(draft) : ot_draft_layout(draft));
     *fits = draft->plan->peak_bytes[tier] <= draft->request->budget[tier];
     return OT_OK;
 }
 
-/* Turns a knob up as far as its tier allows, and leaves the layout so. */
+/* Turns a knob up as far as its tier allows, and leaves the layout so; on the device that of the device alone. */
 static ot_status maximise(ot_draft *draft, size_t *knob, size_t most, ot_tier tier)
 {
     int fits;
@@ -120,6 +120,16 @@ ot_status ot_draft_fit_host(ot_draft *draft, int *fits)
     OT_TRY(ot_draft_layout(draft));
     *fits = all_fit(draft);
     return OT_OK;
+}
+
+int ot_draft_exceeds(const ot_draft *draft)
+{
+    const uint64_t *budget = draft->request->budget;
+    uint64_t homes = 0;
+    for (int plane = 0; plane < OT_PLANES; plane++)
+        homes +=
+            draft->plan->plane_bytes[OT_TIER_HOST][plane] + draft->plan->plane_bytes[OT_TIER_NVME][plane];
+    return homes > budget[OT_TIER_HOST] && homes - budget[OT_TIER_HOST] > budget[OT_TIER_NVME];
 }
 
 void ot_draft_smallest(ot_draft *draft)

@@ -375,7 +375,7 @@ static ot_status place_host_slots(ot_draft *draft)
     return OT_OK;
 }
 
-ot_status ot_draft_layout(ot_draft *draft)
+static ot_status lay_out(ot_draft *draft, int device_only)
 {
     ot_plan *plan = draft->plan;
     plan->place_count = plan->nvme_chunk_count = 0;
@@ -383,10 +383,12 @@ ot_status ot_draft_layout(ot_draft *draft)
     memset(plan->slot_bytes, 0, sizeof plan->slot_bytes);
     memset(plan->arena_bytes, 0, sizeof plan->arena_bytes);
     OT_TRY(place_resident(draft));
-    OT_TRY(place_homes(draft));
+    if (!device_only)
+        OT_TRY(place_homes(draft));
     OT_TRY(place_boundaries(draft));
     OT_TRY(place_device_slots(draft));
-    OT_TRY(place_host_slots(draft));
+    if (!device_only)
+        OT_TRY(place_host_slots(draft));
     const uint64_t fixed[OT_TIERS] = {draft->request->device_fixed_bytes, draft->request->host_fixed_bytes,
                                       0};
     for (int tier = 0; tier < OT_TIERS; tier++) {
@@ -394,4 +396,14 @@ ot_status ot_draft_layout(ot_draft *draft)
         plan->peak_bytes[tier] = plan->arena_bytes[tier] + fixed[tier];
     }
     return OT_OK;
+}
+
+ot_status ot_draft_layout(ot_draft *draft)
+{
+    return lay_out(draft, 0);
+}
+
+ot_status ot_draft_layout_device(ot_draft *draft)
+{
+    return lay_out(draft, 1);
 }

@@ -13,7 +13,8 @@ static int fits(const ot_plan_request *request)
             return 0;
         ot_draft_smallest(&draft);
         draft.choice.large_first = large_first;
-        if (ot_draft_fit_device(&draft, 1) != OT_OK || ot_draft_fit_host(&draft, &result) != OT_OK)
+        if (ot_draft_fit_device(&draft, 1) != OT_OK || ot_draft_exceeds(&draft) ||
+            ot_draft_fit_host(&draft, &result) != OT_OK)
             result = 0;
         ot_draft_close(&draft);
     }

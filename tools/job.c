@@ -188,9 +188,14 @@ static void apply_rates(ot_job *job)
 
 /* ---- all of it ---- */
 
+ot_list_kind ot_steady_kind(const ot_plan *plan)
+{
+    return plan->deferred_chunks > 0 ? OT_LIST_STEADY : OT_LIST_FIRST;
+}
+
 const ot_list *ot_steady_list(const ot_plan *plan)
 {
-    return &plan->lists[plan->update_in_backward ? OT_LIST_FIRST : OT_LIST_STEADY];
+    return &plan->lists[ot_steady_kind(plan)];
 }
 
 double ot_job_model_flops(const ot_job *job)

@@ -55,7 +55,8 @@ ot_status ot_job_fit(const ot_job *job, const ot_limits *limits, ot_training *tr
 /* Whether the micro-batch of `training` fits in any way: OT_OK, OT_ERR_FIT, or another failure of the plan. */
 ot_status ot_job_fits(const ot_limits *limits, const ot_training *training) OT_MUST_CHECK;
 
-/* The list that the steady step of a plan is: STEADY, or FIRST where the update runs inside backward. */
+/* The list that the steady step of a plan is: STEADY, or FIRST where no update is left to the next step. */
+ot_list_kind ot_steady_kind(const ot_plan *plan);
 const ot_list *ot_steady_list(const ot_plan *plan);
 
 /* Work of a step without recompute: three times forward. */
@@ -65,7 +66,7 @@ double ot_job_model_flops(const ot_job *job);
 ot_status ot_job_find_limits(ot_job *job) OT_MUST_CHECK;
 
 /* The smallest changes that would make it fit, as sentences, or where it fits, what would make it faster; suggest.c. */
-enum { OT_SUGGESTIONS_MAX = 8, OT_SUGGESTION_BYTES = 200 };
+enum { OT_SUGGESTIONS_MAX = 8, OT_SUGGESTION_BYTES = 320 };
 typedef struct ot_suggestions {
     size_t count;
     char texts[OT_SUGGESTIONS_MAX][OT_SUGGESTION_BYTES];

@@ -79,10 +79,9 @@ static json_t *phase_json(const ot_job *job, ot_list_kind kind)
 
 static json_t *phases_json(const ot_job *job)
 {
-    ot_list_kind step = job->plan->update_in_backward ? OT_LIST_FIRST : OT_LIST_STEADY;
     return json_pack("{s:o, s:o, s:o, s:o, s:o}", "load", phase_json(job, OT_LIST_LOAD), "step",
-                     phase_json(job, step), "eval", phase_json(job, OT_LIST_EVAL), "save",
-                     phase_json(job, OT_LIST_SAVE), "resume", phase_json(job, OT_LIST_LOAD));
+                     phase_json(job, ot_steady_kind(job->plan)), "eval", phase_json(job, OT_LIST_EVAL),
+                     "save", phase_json(job, OT_LIST_SAVE), "resume", phase_json(job, OT_LIST_LOAD));
 }
 
 static json_t *lanes_json(const ot_job *job)

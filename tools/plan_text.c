@@ -82,9 +82,7 @@ static void print_phases(const ot_job *job, FILE *out)
                   {"resume", OT_LIST_LOAD}};
     fprintf(out, "\n  %-16s %14s %14s %14s %14s\n", "phase, peak of", "device", "host", "nvme", "predicted");
     for (size_t i = 0; i < sizeof phases / sizeof *phases; i++) {
-        ot_list_kind kind = phases[i].list;
-        if (kind == OT_LIST_STEADY && job->plan->update_in_backward)
-            kind = OT_LIST_FIRST;
+        ot_list_kind kind = phases[i].list == OT_LIST_STEADY ? ot_steady_kind(job->plan) : phases[i].list;
         char text[OT_SIZE_TEXT_BYTES];
         ot_timeline timeline;
         fprintf(out, "  %-16s", phases[i].name);

@@ -47,16 +47,20 @@ static uint64_t guess_cap(const ot_job *job, const ot_training *training, ot_tie
     return rest + rest / 10 + (UINT64_C(1) << 30);
 }
 
-/* Whether it fits with another cap. Where device memory is RAM, the host's cap is that of RAM for both, as far as no flag caps the
- * device. */
+/* Where device memory is RAM, the host's cap is that of RAM for both, as far as no flag caps the device. */
+static void set_cap(const ot_job *job, ot_tier tier, uint64_t cap, ot_limits *limits)
+{
+    *(tier == OT_TIER_DEVICE ? &limits->device : tier == OT_TIER_HOST ? &limits->host : &limits->nvme) = cap;
+    if (job->shared && tier == OT_TIER_HOST) {
+        limits->memory = cap > limits->memory ? cap : limits->memory;
+        limits->device = job->flags->gpu_mem == OT_AUTO_SIZE ? limits->memory : limits->device;
+    }
+}
+
 static int fits_with(const ot_job *job, const ot_training *training, ot_tier tier, uint64_t cap)
 {
     ot_limits limits = job->limits;
-    *(tier == OT_TIER_DEVICE ? &limits.device : tier == OT_TIER_HOST ? &limits.host : &limits.nvme) = cap;
-    if (job->shared && tier == OT_TIER_HOST) {
-        limits.memory = cap > limits.memory ? cap : limits.memory;
-        limits.device = job->flags->gpu_mem == OT_AUTO_SIZE ? limits.memory : limits.device;
-    }
+    set_cap(job, tier, cap, &limits);
     return ot_job_fits(&limits, training) == OT_OK;
 }
 
@@ -90,26 +94,67 @@ static uint64_t smallest_cap(const ot_job *job, const ot_training *training, ot_
     return high;
 }
 
-static void suggest_caps(const ot_job *job, const ot_training *training, ot_suggestions *out)
+enum { CAP_TEXT_BYTES = 96 };
+
+static const char *cap_text(const ot_job *job, int tier, uint64_t cap, char out[CAP_TEXT_BYTES])
 {
     char need[OT_SIZE_TEXT_BYTES], have[OT_SIZE_TEXT_BYTES];
+    ot_format_size(cap, need);
+    if (tier == OT_TIER_DEVICE)
+        snprintf(out, CAP_TEXT_BYTES, "%s of %s (have %s)",
+                 job->flags->gpu_mem != OT_AUTO_SIZE ? "--gpu-mem" : "a GPU with memory", need,
+                 ot_format_size(job->limits.device, have));
+    else if (tier == OT_TIER_HOST)
+        snprintf(out, CAP_TEXT_BYTES, "%s of %s (have %s)",
+                 job->flags->host_mem != OT_AUTO_SIZE ? "--host-mem" : "RAM", need,
+                 ot_format_size(job->limits.host, have));
+    else
+        snprintf(out, CAP_TEXT_BYTES, "%s free under --nvme (have %s)", need,
+                 ot_format_size(job->limits.nvme, have));
+    return out;
+}
+
+/* Whether the tier's cap is that of RAM, which the host's stands for. */
+static int is_ram(const ot_job *job, int tier)
+{
+    return tier == OT_TIER_DEVICE && job->shared && job->limits.device == job->limits.memory;
+}
+
+static void suggest_caps(const ot_job *job, const ot_training *training, ot_suggestions *out)
+{
+    char text[CAP_TEXT_BYTES];
     for (int tier = 0; tier < OT_TIERS; tier++) {
-        if (tier == OT_TIER_DEVICE && job->shared && job->limits.device == job->limits.memory)
-            continue; /* RAM, as the host's */
-        out->need[tier] = smallest_cap(job, training, (ot_tier)tier);
-        if (out->need[tier] == 0)
+        if (is_ram(job, tier))
             continue;
-        ot_format_size(out->need[tier], need);
-        if (tier == OT_TIER_DEVICE)
-            add(out, "%s of %s (have %s)",
-                job->flags->gpu_mem != OT_AUTO_SIZE ? "--gpu-mem" : "a GPU with memory", need,
-                ot_format_size(job->limits.device, have));
-        else if (tier == OT_TIER_HOST)
-            add(out, "%s of %s (have %s)", job->flags->host_mem != OT_AUTO_SIZE ? "--host-mem" : "RAM", need,
-                ot_format_size(job->limits.host, have));
-        else
-            add(out, "%s free under --nvme (have %s)", need, ot_format_size(job->limits.nvme, have));
+        out->need[tier] = smallest_cap(job, training, (ot_tier)tier);
+        if (out->need[tier] > 0)
+            add(out, "%s", cap_text(job, tier, out->need[tier], text));
     }
+}
+
+/* Caps that do it together, where none does alone: the smallest of each tier with plenty on the next ones. */
+static void suggest_caps_together(const ot_job *job, const ot_training *training, ot_suggestions *out)
+{
+    const uint64_t plenty = UINT64_C(1) << 41;
+    ot_job raised = *job;
+    uint64_t need[OT_TIERS] = {0};
+    char texts[OT_TIERS][CAP_TEXT_BYTES] = {"", "", ""};
+    size_t count = 0;
+    for (int tier = 0; tier < OT_TIERS; tier++) {
+        ot_job tried = raised;
+        for (int next = tier + 1; next < OT_TIERS; next++)
+            set_cap(job, (ot_tier)next, plenty, &tried.limits);
+        if (is_ram(job, tier) || ot_job_fits(&tried.limits, training) == OT_OK)
+            continue;
+        need[tier] = smallest_cap(&tried, training, (ot_tier)tier);
+        if (need[tier] == 0)
+            return;
+        set_cap(job, (ot_tier)tier, need[tier], &raised.limits);
+        cap_text(job, tier, need[tier], texts[count++]);
+    }
+    memcpy(out->need, need, sizeof need);
+    add(out, "%s%s%s%s%s", texts[0], count > 1 ? " with " : "", texts[1], count > 2 ? " with " : "",
+        texts[2]);
 }
 
 static void suggest_formats(const ot_job *job, const ot_training *training, ot_suggestions *out)
@@ -218,4 +263,6 @@ void ot_job_suggest(const ot_job *job, ot_suggestions *out)
     suggest_formats(&small, &small.training, out);
     suggest_batch(&small, &small.training, out);
     suggest_caps(&small, &small.training, out);
+    if (out->count == 0)
+        suggest_caps_together(&small, &small.training, out);
 }

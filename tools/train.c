@@ -141,7 +141,10 @@ static ot_status run_step(run *r, uint64_t step)
     uint64_t trained = ot_dataset_fill(r->job.dataset, step, t->B, t->M, ot_trainer_data(r->trainer));
     int64_t filled = ot_clock_ns();
     ot_step_result result;
-    OT_TRY(ot_trainer_step(r->trainer, lr, trained, &result));
+    ot_status status = ot_trainer_step(r->trainer, lr, trained, &result);
+    if (status == OT_ERR_NUMERIC)
+        return ot_fail(OT_ERR_NUMERIC, "step %" PRIu64 ": %s", step + 1, ot_error_text());
+    OT_TRY(status);
     ot_row row;
     ot_metrics_add(&r->metrics, r->trainer, &result, lr, trained, ot_seconds(ot_clock_ns() - start),
                    ot_seconds(filled - start), &row);

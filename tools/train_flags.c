@@ -154,9 +154,9 @@ typedef struct range {
 
 static const range ranges[] = {
     {"seq-len", 2, 1 << 24},
-    {"batch-size", 1, 1 << 20},
-    {"grad-accum", 1, 1 << 20},
-    {"global-batch-size", 1, 1 << 20},
+    {"batch-size", 1, 1 << 16},
+    {"grad-accum", 1, 1 << 16},
+    {"global-batch-size", 1, 1 << 16},
     {"epochs", 0, 1e6},
     {"lr", 0, 1e30},
     {"warmup-steps", 0, 1e9},
@@ -290,7 +290,8 @@ static ot_status read_all(const ot_option_table *table, int argc, char **argv, o
         OT_TRY(ot_config_apply(config, table, OT_TRAIN_NOT_IN_CONFIG, flags));
     OT_TRY(ot_options_arguments(table, argc, argv, flags));
     OT_TRY(check_flags(table, flags));
-    return settle_batch(flags, is_given(config, table, argc, argv, "global-batch-size"));
+    OT_TRY(settle_batch(flags, is_given(config, table, argc, argv, "global-batch-size")));
+    return check_flags(table, flags); /* the global batch that has come out */
 }
 
 ot_status ot_train_flags_read(const ot_option_table *table, int argc, char **argv, ot_train_flags *flags,

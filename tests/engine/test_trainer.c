@@ -374,6 +374,30 @@ static void a_gradient_that_is_not_finite_is_named(void **state)
     ot_model_close(model);
 }
 
+/* Steps that overflow change no byte of what any tier holds: weights that the update writes and never reads, too. */
+static void an_overflow_changes_nothing(void **state)
+{
+    (void)state;
+    ot_model_config config = config_of(1);
+    ot_model *model;
+    assert_int_equal(ot_model_open(&config, &model), OT_OK);
+    ot_training t = training_for(model);
+    t.dtype = t.grad_dtype = OT_FP16;
+    t.loss_scale = 1e30;
+    outcome reference, other;
+    run(&t, 1e-2, &reference);
+    for (int placement = 0; placement < PLACEMENTS; placement++) {
+        place(&t, placement);
+        run(&t, 1e-2, &other);
+        assert_int_equal(other.hash, reference.hash);
+        for (int step = 0; step < STEPS; step++) {
+            assert_true(!isfinite(other.grad_norm[step]));
+            assert_memory_equal(&other.loss[step], &reference.loss[step], sizeof(double));
+        }
+    }
+    ot_model_close(model);
+}
+
 /* "steady" runs alone, in a process that nothing has allocated in before. */
 int main(int argc, char **argv)
 {
@@ -387,6 +411,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_learning_rate_of_zero_changes_nothing),
         cmocka_unit_test(evaluation_is_a_forward_pass),
         cmocka_unit_test(a_gradient_that_is_not_finite_is_named),
+        cmocka_unit_test(an_overflow_changes_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -101,6 +101,25 @@ static void a_plan_that_does_not_fit(void **state)
     assert_int_not_equal(access(path, F_OK), 0);
 }
 
+/* Where two tiers have too little, both needs are named, and together they fit. */
+static void what_does_not_fit_in_two_tiers(void **state)
+{
+    (void)state;
+    enum { ROOM = 16384 }; /* the needs are printed rounded */
+    static const char command[] =
+        "%s plan --model tiny --gpu rtx4090 --gpu-mem %lld --host-mem %lld --place weights=host";
+    assert_int_equal(process_run(&result, command, OT_COMMAND, 4LL << 20, 4LL << 20), 3);
+    assert_non_null(strstr(result.err, "--gpu-mem of "));
+    assert_non_null(strstr(result.err, " with --host-mem of "));
+    double device, host;
+    const char *device_line = strstr(result.err, "\n  device "), *host_line = strstr(result.err, "\n  host ");
+    assert_true(device_line != NULL && host_line != NULL);
+    assert_int_equal(sscanf(device_line, " device have 4 MiB, need %lf MiB", &device), 1);
+    assert_int_equal(sscanf(host_line, " host have 4 MiB, need %lf MiB", &host), 1);
+    long long bytes[2] = {(long long)(device * (1 << 20)) + ROOM, (long long)(host * (1 << 20)) + ROOM};
+    assert_int_equal(process_run(&result, command, OT_COMMAND, bytes[0], bytes[1]), 0);
+}
+
 static void dry_run_is_the_plan(void **state)
 {
     (void)state;
@@ -149,6 +168,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(plan_as_json),
         cmocka_unit_test(a_plan_that_does_not_fit),
+        cmocka_unit_test(what_does_not_fit_in_two_tiers),
         cmocka_unit_test(dry_run_is_the_plan),
         cmocka_unit_test(plan_for_another_machine),
         cmocka_unit_test(a_forced_choice_has_a_price),

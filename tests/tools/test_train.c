@@ -384,6 +384,7 @@ static void not_finite(void **state)
     const char *flags = "--optim sgd --lr 1e30 --max-grad-norm 0 --warmup-steps 0 --max-steps 8";
     assert_int_equal(train("infinite", flags), 7);
     assert_non_null(strstr(result.err, "is not finite"));
+    assert_non_null(strstr(result.err, "offtrain: step "));
     FILE *file = open_file("infinite", "train.log");
     char line[1024], last[1024] = "";
     while (fgets(line, sizeof line, file) != NULL)
@@ -394,6 +395,36 @@ static void not_finite(void **state)
     snprintf(skip, sizeof skip, "%s --nan skip", flags);
     must_train("skipped", skip);
     assert_non_null(strstr(result.out, "skipped: not finite"));
+    must_train("skipped16", "--precision fp16 --lr 1e3 --max-steps 6 --nan skip");
+    assert_non_null(strstr(result.out, "skipped: not finite"));
+}
+
+/* Where some chunks are updated inside backward and others in the next forward, too. */
+static void the_report_has_moved_what_was_planned(void **state)
+{
+    (void)state;
+    static const char *const flags[] = {
+        "--json",
+        "--json --place states=nvme,acts=nvme",
+        "--json --max-grad-norm 0 --max-steps 4",
+        "--json --max-grad-norm 0 --max-steps 4 --optim lion --precision fp32 --place weights=nvme,states=nvme,acts=nvme",
+    };
+    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "moved%zu", i);
+        must_train(name, flags[i]);
+        const char *line = strstr(result.out, "{\"steps\"");
+        assert_non_null(line);
+        json_t *report = json_loads(line, JSON_DISABLE_EOF_CHECK, NULL), *lane;
+        const char *lane_name;
+        assert_non_null(report);
+        json_object_foreach(json_object_get(report, "lanes"), lane_name, lane)
+        {
+            if (!json_equal(json_object_get(lane, "moved_bytes"), json_object_get(lane, "planned_bytes")))
+                fail_msg("%s: %s moved other bytes than planned", flags[i], lane_name);
+        }
+        json_decref(report);
+    }
 }
 
 /* ---- signals ---- */
@@ -504,6 +535,7 @@ int main(void)
         cmocka_unit_test(a_trace_has_every_operation_twice),
         cmocka_unit_test(bad_input),
         cmocka_unit_test(not_finite),
+        cmocka_unit_test(the_report_has_moved_what_was_planned),
         cmocka_unit_test(signals_end_it_cleanly),
         cmocka_unit_test(the_next_run_sweeps_up),
         cmocka_unit_test(help_fits_a_screen),

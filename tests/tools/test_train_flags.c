@@ -134,6 +134,7 @@ static void batches(void **state)
     batch_is("--global-batch-size 6 --gradient-accumulation-steps 3", 6);
     batch_is("--batch-size auto --grad-accum auto --global-batch-size 7", 7);
     bad("--batch-size 4 --grad-accum 3 --global-batch-size 32", "is 12", "--global-batch-size is 32");
+    bad("--batch-size 1024 --grad-accum 1024", "--global-batch-size", "not in 1 to 65536");
     bad("--batch-size 5 --global-batch-size 32", "no multiple", "--batch-size 5");
     bad("--grad-accum 64 --global-batch-size 32", "no multiple", "--grad-accum 64");
     bad("--batch-size 0", "--batch-size", "0 is not in 1");
@@ -241,6 +242,12 @@ static void bad_configs(void **state)
         {"optim: sgdd\n", "a.yaml:1: optim", "adamw|adam|sgd|lion"},
         {"overlap: maybe\n", "a.yaml:1: overlap", "maybe"},
         {"lr: -1\n", "--lr", "-1"},
+        {"model: \"ti\\0ny\"\n", "a.yaml:1: model", "NUL"},
+        {"nvme: \"a\\0b\"\n", "a.yaml:1: nvme", "NUL"},
+        {"nvme: [\"a\\0b\"]\n", "a.yaml:1: nvme", "no text"},
+        {"\"l\\0r\": 1\n", "a.yaml:1", "must be a name"},
+        {"lr: 1\n---\nmodel: tiny\n", "a.yaml:2: a second document", ""},
+        {"lr: 1\n---\n[\n", "a.yaml:", "no YAML"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         file f = write_config(cases[i].text);
