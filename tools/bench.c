@@ -19,6 +19,7 @@ static const benchmark benchmarks[] = {
     {"copy", ot_bench_copy, "memory bandwidth, and copies between host and device"},
     {"gemm", ot_bench_gemm, "a linear layer's matrix products on the CPU beside plain oneDNN"},
     {"nvme", ot_bench_nvme, "read, write and the mix of a streamed optimizer on the drives"},
+    {"step", ot_bench_step, "a training step beside its kernels alone, and beside its largest lane on NVMe"},
 };
 enum { BENCHMARKS = sizeof benchmarks / sizeof *benchmarks };
 

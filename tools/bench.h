@@ -9,5 +9,6 @@ ot_status ot_bench_attention(int argc, char **argv) OT_MUST_CHECK;
 ot_status ot_bench_copy(int argc, char **argv) OT_MUST_CHECK;
 ot_status ot_bench_gemm(int argc, char **argv) OT_MUST_CHECK;
 ot_status ot_bench_nvme(int argc, char **argv) OT_MUST_CHECK;
+ot_status ot_bench_step(int argc, char **argv) OT_MUST_CHECK;
 
 #endif

@@ -1,4 +1,4 @@
-/* `offtrain bench adam` and `bench copy`: the JSON holds together, and flags that make no sense are refused.
+/* `offtrain bench adam`, `copy` and `step`: the JSON holds together, and flags that make no sense are refused.
  * The figures themselves say nothing on a busy machine. */
 #include <jansson.h>
 #include <math.h>
@@ -74,6 +74,20 @@ static void copy(void **state)
     json_decref(object);
 }
 
+/* The kernels alone, and with a drive the largest lane: each is a part of its step. */
+static void step(void **state)
+{
+    (void)state;
+    json_t *object = run_json("step --model tiny --seq-len 64 --batch-size 2 --rounds 3 --nvme .");
+    const json_t *resident = json_object_get(object, "resident"), *nvme = json_object_get(object, "nvme");
+    assert_true(median(resident, "step_s") > 0 && median(resident, "kernels_s") > 0 &&
+                median(resident, "share") > 0);
+    assert_true(median(nvme, "step_s") >= median(nvme, "lane_s"));
+    assert_true(median(nvme, "ratio") >= 1);
+    assert_true(json_is_string(json_object_get(nvme, "largest_lane")));
+    json_decref(object);
+}
+
 static void refused(void **state)
 {
     (void)state;
@@ -88,6 +102,8 @@ static void refused(void **state)
         {"copy --size 1000", "--size"},
         {"copy --rounds 100", "--rounds"},
         {"copy --thread 2", "--threads"},
+        {"step --rounds 0", "--rounds"},
+        {"step --seq-len 0", "--seq-len"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         outcome o;
@@ -103,6 +119,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(adam),
         cmocka_unit_test(copy),
+        cmocka_unit_test(step),
         cmocka_unit_test(refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
