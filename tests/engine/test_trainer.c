@@ -43,7 +43,22 @@ typedef struct outcome {
     double grad_norm[STEPS];
 } outcome;
 
-static const char *const here[] = {"."};
+/* The NVMe tier: a folder of this process alone. */
+static char folder[] = "./offtrain-test-XXXXXX";
+static const char *const here[] = {folder};
+
+static int open_folder(void **state)
+{
+    (void)state;
+    return mkdtemp(folder) != NULL ? 0 : -1;
+}
+
+/* Fails where a test left something in it. */
+static int close_folder(void **state)
+{
+    (void)state;
+    return rmdir(folder);
+}
 
 static ot_training training_for(const ot_model *model)
 {
@@ -403,7 +418,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest steady[] = {cmocka_unit_test(a_steady_step_allocates_nothing)};
     if (argc > 1 && strcmp(argv[1], "steady") == 0)
-        return cmocka_run_group_tests(steady, NULL, NULL);
+        return cmocka_run_group_tests(steady, open_folder, close_folder);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(placement_changes_nothing),
         cmocka_unit_test(placement_changes_nothing_elsewhere),
@@ -413,5 +428,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_gradient_that_is_not_finite_is_named),
         cmocka_unit_test(an_overflow_changes_nothing),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, open_folder, close_folder);
 }
