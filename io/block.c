@@ -19,7 +19,7 @@
 #include "io/log.h"
 
 enum {
-    DEPTH_DEFAULT = 8,
+    DEPTH_DEFAULT = 16,
     PIECE_BYTES_DEFAULT = 1 << 20,
     REPEATS_AT_ONCE = 8, /* afterwards with a pause of 1 ms before each */
     REPEATS_MAX = 200,
@@ -100,7 +100,7 @@ ot_status ot_block_open(const ot_block_options *options, const int files[], size
     queue->piece_bytes = options->piece_bytes != 0 ? options->piece_bytes : PIECE_BYTES_DEFAULT;
     queue->burst_bytes = options->burst_bytes;
     queue->file_count = file_count;
-    uint32_t capacity = (uint32_t)file_count * 2 * queue->depth;
+    uint32_t capacity = (uint32_t)file_count * (queue->depth + 1); /* see may_start */
     ot_block_setup setup = {files, file_count, buffers, buffer_count, capacity};
     ot_status status;
     OT_TRY_GOTO(allocate(queue, capacity), out);
@@ -145,13 +145,20 @@ static void set_done(ot_block_queue *queue, ot_block_request *request)
     queue->done_last = request;
 }
 
-/* Whether file's lane of `direction` may start a piece now. */
+/* Whether file's lane of `direction` may start a piece now. The file's depth is for both directions together: one alone may
+ * use all of it, of two each has half, and each may always have one piece in flight. */
 static int may_start(const ot_block_queue *queue, size_t file, ot_block_direction direction)
 {
     const file_lane *own = &queue->lanes[file][direction], *other = &queue->lanes[file][!direction];
-    if (own->first == NULL || own->in_flight == queue->depth)
+    if (own->first == NULL)
         return 0;
-    return queue->burst_bytes == 0 || other->first == NULL || queue->turns[file].direction == direction;
+    int alone = other->first == NULL;
+    if (queue->burst_bytes != 0 && !alone && queue->turns[file].direction != direction)
+        return 0;
+    if (own->in_flight == 0)
+        return 1;
+    int shared = queue->burst_bytes == 0 && !alone;
+    return own->in_flight + other->in_flight < queue->depth && (!shared || own->in_flight < queue->depth / 2);
 }
 
 static void count_turn(ot_block_queue *queue, size_t file, ot_block_direction direction, uint64_t bytes)

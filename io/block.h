@@ -1,8 +1,8 @@
 /* Asynchronous block I/O: a queue that moves requests of any length in pieces, over an exchangeable backend.
  *
  * A request is one run of bytes of one file. The queue cuts it into pieces of a fixed size and keeps up to
- * `depth` pieces of each file and direction in flight, so that several drives, and reading and writing on
- * one, never wait for each other. It continues short transfers, repeats pieces that failed for a passing
+ * `depth` pieces of each file in flight, half of them each way while both directions have work, so that
+ * several drives, and reading and writing on one, never wait for each other. It continues short transfers, repeats pieces that failed for a passing
  * reason, and hashes each piece before it is written and after it is read. A backend only transfers pieces.
  *
  * Invariants:
@@ -27,7 +27,7 @@ typedef struct ot_block_queue ot_block_queue;
 typedef enum ot_block_direction { OT_BLOCK_READ, OT_BLOCK_WRITE } ot_block_direction;
 
 enum {
-    OT_BLOCK_DEPTH_MAX = 256,           /* pieces in flight a file and direction */
+    OT_BLOCK_DEPTH_MAX = 256,           /* pieces in flight a file */
     OT_BLOCK_PIECE_BYTES_MIN = 4 << 10, /* and a multiple of it */
     OT_BLOCK_PIECE_BYTES_MAX = 64 << 20,
 };
@@ -100,7 +100,7 @@ extern const ot_block_backend ot_block_threads; /* pread and pwrite on threads o
 
 typedef struct ot_block_options {
     const ot_block_backend *backend; /* NULL: io_uring */
-    uint32_t depth;                  /* pieces in flight for each file and direction; 0: 8 */
+    uint32_t depth;                  /* pieces in flight for each file, both directions together; 0: 16 */
     uint64_t piece_bytes;            /* 0: 1 MiB */
     /* For drives on which reads and writes take turns: a direction keeps the file for this many bytes while
      * the other waits. 0: both at once. */
