@@ -1,39 +1,13 @@
 /* The trainer: opens everything in the order of dependence, hands the plan's operations to the computation, and decides
  * between two lists what the next update does. */
-#include "engine/trainer.h"
+#include "engine/trainer_state.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 #include "engine/training.h"
 #include "io/clock.h"
-
-typedef enum save_purpose { SAVE_HASH } save_purpose;
-
-struct ot_trainer {
-    ot_training training;
-    ot_plan *plan;
-    ot_host *host;
-    ot_device *device,
-        *cpu; /* cpu: the device of the CPU lane; the same one where training runs on the CPU */
-    ot_stream *update_stream;
-    ot_mover *mover;
-    ot_compute compute;
-
-    uint64_t *layer_first; /* [layer_count]: number of each layer's element 0 in the model */
-    int32_t *data;         /* host: the step's data */
-    float *scratch;        /* host: FP32 values of one chunk */
-    double *loss_sum;      /* device: over the step's trained tokens */
-    double host_loss_sum;
-
-    float grad_scale;           /* of the loss: loss scale / trained tokens */
-    int update_due;             /* gradients of the last step wait for their update */
-    ot_update_step now, before; /* updates of this step's gradient and the one before; read by the CPU lane */
-    ot_loss_scale loss_scale;
-    XXH3_state_t *hash;
-};
 
 /* ---- the compute lane ---- */
 
@@ -45,7 +19,7 @@ static ot_batch batch_of(const ot_trainer *t, const ot_operation *op)
     return (ot_batch){data, data + tokens, data + 2 * tokens, data + 3 * tokens};
 }
 
-static void *at(const ot_trainer *t, int32_t place)
+void *ot_trainer_at(const ot_trainer *t, int32_t place)
 {
     return place >= 0 ? ot_mover_address(t->mover, place) : NULL;
 }
@@ -54,17 +28,20 @@ static void zero_grads(const ot_trainer *t, const ot_operation *op, ot_stream *s
 {
     for (int i = 0; i < OT_STAGE_LAYERS; i++)
         if ((op->zero_grads >> i & 1) != 0)
-            ot_copy_zero(stream, at(t, op->places[6 + i]), t->plan->places[op->places[6 + i]].bytes);
+            ot_copy_zero(stream, ot_trainer_at(t, op->places[6 + i]),
+                         t->plan->places[op->places[6 + i]].bytes);
 }
 
 static void run_forward(const ot_trainer *t, const ot_operation *op, ot_stream *stream)
 {
     ot_batch batch = batch_of(t, op);
     if (op->stage == 0)
-        ot_embed_forward(&t->compute, stream, at(t, op->places[0]), &batch, at(t, op->places[3]));
+        ot_embed_forward(&t->compute, stream, ot_trainer_at(t, op->places[0]), &batch,
+                         ot_trainer_at(t, op->places[3]));
     else
-        ot_block_forward(&t->compute, stream, at(t, op->places[0]), &batch, at(t, op->places[2]),
-                         at(t, op->places[3]), at(t, op->places[5]));
+        ot_block_forward(&t->compute, stream, ot_trainer_at(t, op->places[0]), &batch,
+                         ot_trainer_at(t, op->places[2]), ot_trainer_at(t, op->places[3]),
+                         ot_trainer_at(t, op->places[5]));
 }
 
 static void run_head(ot_trainer *t, const ot_operation *op, ot_stream *stream)
@@ -73,9 +50,9 @@ static void run_head(ot_trainer *t, const ot_operation *op, ot_stream *stream)
     if (op->micro_batch == 0)
         ot_copy_zero(stream, t->loss_sum, sizeof *t->loss_sum);
     zero_grads(t, op, stream);
-    ot_head(&t->compute, stream, at(t, op->places[0]), at(t, op->places[1]), &batch, at(t, op->places[2]),
-            at(t, op->places[3]), at(t, op->places[6]), at(t, op->places[7]), t->grad_scale, t->loss_sum,
-            at(t, op->places[5]));
+    ot_head(&t->compute, stream, ot_trainer_at(t, op->places[0]), ot_trainer_at(t, op->places[1]), &batch,
+            ot_trainer_at(t, op->places[2]), ot_trainer_at(t, op->places[3]), ot_trainer_at(t, op->places[6]),
+            ot_trainer_at(t, op->places[7]), t->grad_scale, t->loss_sum, ot_trainer_at(t, op->places[5]));
     if ((size_t)op->micro_batch + 1 == t->training.M)
         ot_copy_d2h(stream, &t->host_loss_sum, t->loss_sum, sizeof t->host_loss_sum);
 }
@@ -85,11 +62,13 @@ static void run_backward(const ot_trainer *t, const ot_operation *op, ot_stream 
     ot_batch batch = batch_of(t, op);
     zero_grads(t, op, stream);
     if (op->stage == 0)
-        ot_embed_backward(&t->compute, stream, at(t, op->places[0]), &batch, at(t, op->places[3]),
-                          at(t, op->places[6]), at(t, op->places[5]));
+        ot_embed_backward(&t->compute, stream, ot_trainer_at(t, op->places[0]), &batch,
+                          ot_trainer_at(t, op->places[3]), ot_trainer_at(t, op->places[6]),
+                          ot_trainer_at(t, op->places[5]));
     else
-        ot_block_backward(&t->compute, stream, at(t, op->places[0]), &batch, at(t, op->places[2]),
-                          at(t, op->places[3]), at(t, op->places[6]), at(t, op->places[5]));
+        ot_block_backward(&t->compute, stream, ot_trainer_at(t, op->places[0]), &batch,
+                          ot_trainer_at(t, op->places[2]), ot_trainer_at(t, op->places[3]),
+                          ot_trainer_at(t, op->places[6]), ot_trainer_at(t, op->places[5]));
 }
 
 static void run_reduce(const ot_trainer *t, const ot_operation *op, ot_stream *stream)
@@ -97,10 +76,10 @@ static void run_reduce(const ot_trainer *t, const ot_operation *op, ot_stream *s
     const ot_cast_sum_squares args = {
         .dst_dtype = t->training.grad_dtype,
         .n = t->training.model->layers[op->layer].params,
-        .src = at(t, op->places[0]),
+        .src = ot_trainer_at(t, op->places[0]),
         .scale = 1,
-        .dst = at(t, op->places[1]),
-        .partials = at(t, op->places[2]),
+        .dst = ot_trainer_at(t, op->places[1]),
+        .partials = ot_trainer_at(t, op->places[2]),
     };
     t->compute.kernels->cast_sum_squares(stream, &args);
 }
@@ -126,167 +105,7 @@ static ot_status on_compute(void *context, const ot_operation *op, ot_stream *st
     }
 }
 
-/* ---- the CPU lane ---- */
-
-/* The planes of a chunk in host memory. Whichever plane does not exist is NULL. */
-typedef struct chunk_planes {
-    const ot_chunk *chunk;
-    void *weight, *master, *moment1, *moment2, *grad;
-} chunk_planes;
-
-static chunk_planes planes_of(const ot_trainer *t, const ot_operation *op)
-{
-    return (chunk_planes){&t->plan->chunks[op->chunk], at(t, op->places[0]), at(t, op->places[1]),
-                          at(t, op->places[2]),        at(t, op->places[3]), at(t, op->places[4])};
-}
-
-static void *element(void *base, ot_dtype dtype, uint64_t index)
-{
-    return base != NULL ? (char *)base + index * ot_dtype_bytes(dtype) : NULL;
-}
-
-/* The scales of 8-bit moments lie behind the values of the whole chunk. */
-static float *scales(void *base, ot_dtype dtype, uint64_t count, uint64_t index)
-{
-    if (base == NULL || dtype != OT_INT8)
-        return NULL;
-    return (float *)(void *)((char *)base + ot_moment_scales(count)) + index / OT_MOMENT_BLOCK;
-}
-
-/* Updates elements [begin, end) of a chunk, which have the same weight decay. */
-static void update_run(ot_trainer *t, const chunk_planes *p, const ot_update_step *step, uint64_t begin,
-                       uint64_t end, float weight_decay)
-{
-    const ot_training *training = &t->training;
-    ot_dtype state = training->state_dtype, dtype = training->dtype;
-    if (begin >= end)
-        return;
-    const int split = dtype == OT_BF16;
-    const ot_update args = {
-        .kind = training->optimizer,
-        .n = end - begin,
-        .beta1 = training->beta1,
-        .beta2 = training->beta2,
-        .eps = training->eps,
-        .weight_decay = weight_decay,
-        .step = step,
-        .grad_dtype = training->grad_dtype,
-        .grad = element(p->grad, training->grad_dtype, begin),
-        .master_format = split ? OT_MASTER_SPLIT : OT_MASTER_FP32,
-        .master = dtype == OT_FP32 ? element(p->weight, OT_FP32, begin)
-                                   : element(p->master, split ? OT_BF16 : OT_FP32, begin),
-        .weight_dtype = dtype,
-        .weight = dtype == OT_FP32 ? NULL : element(p->weight, dtype, begin),
-        .moment1_format = state,
-        .moment2_format = state,
-        .moment1 = element(p->moment1, state, begin),
-        .moment2 = element(p->moment2, state, begin),
-        .scale1 = scales(p->moment1, state, p->chunk->count, begin),
-        .scale2 = scales(p->moment2, state, p->chunk->count, begin),
-        .seed = training->seed,
-        .first = t->layer_first[p->chunk->layer] + p->chunk->first + begin,
-    };
-    ot_device_kernels(t->cpu)->update(t->update_stream, &args);
-}
-
-/* FP16 weights are written by the update and never read: where it is skipped, they come from the master alone. */
-static void restore_weight(ot_trainer *t, const chunk_planes *p)
-{
-    const ot_cast args = {
-        .dst_dtype = OT_FP16, .src_dtype = OT_FP32, .n = p->chunk->count, .src = p->master, .dst = p->weight};
-    ot_device_kernels(t->cpu)->cast(t->update_stream, &args);
-}
-
-static ot_status run_update(ot_trainer *t, const ot_operation *op)
-{
-    chunk_planes p = planes_of(t, op);
-    uint64_t first = p.chunk->first, count = p.chunk->count,
-             border = t->training.model->layers[op->layer].undecayed;
-    uint64_t decayed = border <= first ? 0 : border - first < count ? border - first : count;
-    const ot_update_step *step = op->deferred ? &t->before : &t->now;
-    update_run(t, &p, step, 0, decayed, t->training.weight_decay);
-    update_run(t, &p, step, decayed, count, 0);
-    if (step->skip && t->training.dtype == OT_FP16)
-        restore_weight(t, &p);
-    return ot_stream_synchronize(t->update_stream);
-}
-
-/* FP32 values of the chunk become its weight and master; moments start at zero. */
-static ot_status store_values(ot_trainer *t, const chunk_planes *p, float *values)
-{
-    const ot_kernels *kernels = ot_device_kernels(t->cpu);
-    uint64_t count = p->chunk->count;
-    if (t->training.dtype == OT_FP32)
-        memcpy(p->weight, values, count * sizeof *values);
-    else if (t->training.dtype == OT_BF16) {
-        const ot_split args = {.n = count, .master = values, .hi = p->weight, .lo = p->master};
-        kernels->split_master(t->update_stream, &args);
-    } else {
-        memcpy(p->master, values, count * sizeof *values);
-        const ot_cast args = {
-            .dst_dtype = OT_FP16, .src_dtype = OT_FP32, .n = count, .src = values, .dst = p->weight};
-        kernels->cast(t->update_stream, &args);
-    }
-    if (p->moment1 != NULL)
-        memset(p->moment1, 0, t->plan->places[p->chunk->home[OT_PLANE_MOMENT1]].bytes);
-    if (p->moment2 != NULL)
-        memset(p->moment2, 0, t->plan->places[p->chunk->home[OT_PLANE_MOMENT2]].bytes);
-    return ot_stream_synchronize(t->update_stream);
-}
-
-static ot_status run_load(ot_trainer *t, const ot_operation *op)
-{
-    chunk_planes p = planes_of(t, op);
-    ot_model_random(t->training.model, (size_t)op->layer, p.chunk->first, p.chunk->count, t->training.seed,
-                    t->scratch);
-    return store_values(t, &p, t->scratch);
-}
-
-/* The FP32 master values of a chunk, in place or in the scratch buffer. */
-static ot_status master_values(ot_trainer *t, const chunk_planes *p, const float **values)
-{
-    *values = t->training.dtype == OT_FP32 ? p->weight : p->master;
-    if (t->training.dtype != OT_BF16)
-        return OT_OK;
-    const ot_split args = {.n = p->chunk->count, .master = t->scratch, .hi = p->weight, .lo = p->master};
-    ot_device_kernels(t->cpu)->join_master(t->update_stream, &args);
-    *values = t->scratch;
-    return ot_stream_synchronize(t->update_stream);
-}
-
-/* Hashes what the chunk holds of each tensor, padding left out. */
-static ot_status run_save(ot_trainer *t, const ot_operation *op)
-{
-    chunk_planes p = planes_of(t, op);
-    const float *values;
-    OT_TRY(master_values(t, &p, &values));
-    const ot_layer *layer = &t->training.model->layers[op->layer];
-    uint64_t first = p.chunk->first, end = first + p.chunk->count;
-    for (size_t i = 0; i < layer->tensor_count; i++) {
-        const ot_tensor *tensor = &layer->tensors[i];
-        uint64_t begin = tensor->offset, stop = tensor->offset + (uint64_t)tensor->rows * tensor->cols;
-        begin = begin > first ? begin : first;
-        stop = stop < end ? stop : end;
-        if (begin < stop)
-            XXH3_64bits_update(t->hash, values + (begin - first), (stop - begin) * sizeof *values);
-    }
-    return OT_OK;
-}
-
-static ot_status on_cpu(void *context, const ot_operation *op)
-{
-    ot_trainer *t = context;
-    switch (op->kind) {
-    case OT_OP_UPDATE:
-        return run_update(t, op);
-    case OT_OP_LOAD:
-        return run_load(t, op);
-    case OT_OP_SAVE:
-        return run_save(t, op);
-    default:
-        return ot_fail(OT_ERR_INTERNAL, "operation %s on the CPU lane", ot_operation_name(op->kind));
-    }
-}
+/* ---- for the mover ---- */
 
 static const void *on_data(void *context)
 {
@@ -362,7 +181,7 @@ static ot_status open_mover(ot_trainer *t)
         .io = t->training.io,
         .chunk_name = on_chunk_name,
         .compute = on_compute,
-        .cpu = on_cpu,
+        .cpu = ot_trainer_chunk_work,
         .data = on_data,
         .context = t,
     };
@@ -373,8 +192,7 @@ static ot_status open_trainer(ot_trainer *t)
 {
     const ot_model *model = t->training.model;
     t->layer_first = calloc(model->layer_count, sizeof *t->layer_first);
-    t->hash = XXH3_createState();
-    if (t->layer_first == NULL || t->hash == NULL)
+    if (t->layer_first == NULL)
         return ot_fail(OT_ERR_INTERNAL, "out of memory for a trainer");
     for (size_t l = 1; l < model->layer_count; l++)
         t->layer_first[l] = t->layer_first[l - 1] + model->layers[l - 1].params;
@@ -415,7 +233,6 @@ void ot_trainer_close(ot_trainer *t)
     ot_device_close(t->device);
     ot_host_close(t->host);
     ot_plan_free(t->plan);
-    XXH3_freeState(t->hash);
     free(t->layer_first);
     free(t);
 }
@@ -548,13 +365,22 @@ ot_status ot_trainer_evaluate(ot_trainer *t, uint64_t trained_tokens, double *lo
     return OT_OK;
 }
 
-ot_status ot_trainer_hash(ot_trainer *t, uint64_t *hash)
+ot_status ot_trainer_save(ot_trainer *t, const ot_sink *sink)
 {
     OT_TRY(ot_trainer_drain(t));
-    XXH3_64bits_reset(t->hash);
-    OT_TRY(ot_mover_run(t->mover, OT_LIST_SAVE));
-    *hash = XXH3_64bits_digest(t->hash);
-    return OT_OK;
+    t->sink = sink;
+    return ot_mover_run(t->mover, OT_LIST_SAVE);
+}
+
+ot_trainer_state ot_trainer_get_state(const ot_trainer *t)
+{
+    return (ot_trainer_state){t->now.number, t->loss_scale};
+}
+
+void ot_trainer_set_state(ot_trainer *t, const ot_trainer_state *state)
+{
+    t->now = (ot_update_step){.number = state->updates};
+    t->loss_scale = state->loss_scale;
 }
 
 ot_status ot_trainer_time_kernels(ot_trainer *t, double *seconds)
@@ -572,7 +398,7 @@ ot_status ot_trainer_time_kernels(ot_trainer *t, double *seconds)
         else if (op->lane == OT_LANE_CPU) {
             status = ot_stream_synchronize(stream);
             if (status == OT_OK)
-                status = on_cpu(t, op);
+                status = ot_trainer_chunk_work(t, op);
         }
     }
     if (status == OT_OK)

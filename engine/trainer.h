@@ -8,6 +8,7 @@
 
 #include "engine/lossscale.h"
 #include "engine/model.h"
+#include "engine/values.h"
 #include "io/host.h"
 #include "io/status.h"
 #include "kernels/device.h"
@@ -27,6 +28,8 @@ typedef struct ot_training {
     double loss_scale;    /* FP16: a fixed scale; 0: dynamic. Otherwise ignored */
     int skip_not_finite;  /* 1: a step whose gradient is not finite changes nothing; 0: it ends the run */
     uint64_t seed;
+    const ot_source
+        *source;       /* of the model's values, while the trainer opens; NULL: random weights of the seed */
     size_t loss_chunk; /* tokens whose logits exist at once; 0: chosen */
 
     ot_placement weights, states, grads, acts;
@@ -55,7 +58,7 @@ ot_status ot_training_plan(const ot_training *training, ot_plan **out) OT_MUST_C
 
 typedef struct ot_trainer ot_trainer;
 
-/* Plans, allocates everything, and fills the model with random weights of the seed. */
+/* Plans, allocates everything, and fills the model from the source. */
 ot_status ot_trainer_open(const ot_training *training, ot_trainer **out) OT_MUST_CHECK;
 void ot_trainer_close(ot_trainer *trainer); /* NULL is allowed */
 
@@ -87,8 +90,23 @@ ot_status ot_trainer_drain(ot_trainer *trainer) OT_MUST_CHECK;
 /* Mean loss over `trained_tokens` of the data, nothing changed. Drains first. */
 ot_status ot_trainer_evaluate(ot_trainer *trainer, uint64_t trained_tokens, double *loss) OT_MUST_CHECK;
 
+/* Hands the whole model to the sink, which outlives the call. Drains first. */
+ot_status ot_trainer_save(ot_trainer *trainer, const ot_sink *sink) OT_MUST_CHECK;
+
 /* XXH3 over all FP32 masters in model order, padding left out. Drains first. */
 ot_status ot_trainer_hash(ot_trainer *trainer, uint64_t *hash) OT_MUST_CHECK;
+
+/* What the numbers of the steps to come depend on beside the model's values. Plain data. */
+typedef struct ot_trainer_state {
+    uint64_t updates; /* made so far, skipped steps not counted */
+    ot_loss_scale loss_scale;
+} ot_trainer_state;
+
+/* As after the last step, its update included. */
+ot_trainer_state ot_trainer_get_state(const ot_trainer *trainer);
+
+/* Before the first step: goes on from there. */
+void ot_trainer_set_state(ot_trainer *trainer, const ot_trainer_state *state);
 
 /* Runs the kernels of a steady step, updates included, one after the other on one stream, without moving anything, and
  * gives the seconds they take: what a step costs beyond them is the engine's doing. The model is of no use afterwards. */

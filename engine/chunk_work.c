@@ -1,0 +1,178 @@
+/* The CPU lane: chunks are filled, updated and handed over, one at a time, in host memory. */
+#include <string.h>
+
+#include "engine/trainer_state.h"
+
+/* The planes of a chunk in host memory. Whichever plane does not exist is NULL. */
+typedef struct chunk_planes {
+    const ot_chunk *chunk;
+    void *weight, *master, *moment1, *moment2, *grad;
+} chunk_planes;
+
+static chunk_planes planes_of(const ot_trainer *t, const ot_operation *op)
+{
+    return (chunk_planes){&t->plan->chunks[op->chunk],     ot_trainer_at(t, op->places[0]),
+                          ot_trainer_at(t, op->places[1]), ot_trainer_at(t, op->places[2]),
+                          ot_trainer_at(t, op->places[3]), ot_trainer_at(t, op->places[4])};
+}
+
+static void *element(void *base, ot_dtype dtype, uint64_t index)
+{
+    return base != NULL ? (char *)base + index * ot_dtype_bytes(dtype) : NULL;
+}
+
+/* The scales of 8-bit moments lie behind the values of the whole chunk. */
+static float *scales(void *base, ot_dtype dtype, uint64_t count, uint64_t index)
+{
+    if (base == NULL || dtype != OT_INT8)
+        return NULL;
+    return (float *)(void *)((char *)base + ot_moment_scales(count)) + index / OT_MOMENT_BLOCK;
+}
+
+/* Updates elements [begin, end) of a chunk, which have the same weight decay. */
+static void update_run(ot_trainer *t, const chunk_planes *p, const ot_update_step *step, uint64_t begin,
+                       uint64_t end, float weight_decay)
+{
+    const ot_training *training = &t->training;
+    ot_dtype state = training->state_dtype, dtype = training->dtype;
+    if (begin >= end)
+        return;
+    const int split = dtype == OT_BF16;
+    const ot_update args = {
+        .kind = training->optimizer,
+        .n = end - begin,
+        .beta1 = training->beta1,
+        .beta2 = training->beta2,
+        .eps = training->eps,
+        .weight_decay = weight_decay,
+        .step = step,
+        .grad_dtype = training->grad_dtype,
+        .grad = element(p->grad, training->grad_dtype, begin),
+        .master_format = split ? OT_MASTER_SPLIT : OT_MASTER_FP32,
+        .master = dtype == OT_FP32 ? element(p->weight, OT_FP32, begin)
+                                   : element(p->master, split ? OT_BF16 : OT_FP32, begin),
+        .weight_dtype = dtype,
+        .weight = dtype == OT_FP32 ? NULL : element(p->weight, dtype, begin),
+        .moment1_format = state,
+        .moment2_format = state,
+        .moment1 = element(p->moment1, state, begin),
+        .moment2 = element(p->moment2, state, begin),
+        .scale1 = scales(p->moment1, state, p->chunk->count, begin),
+        .scale2 = scales(p->moment2, state, p->chunk->count, begin),
+        .seed = training->seed,
+        .first = t->layer_first[p->chunk->layer] + p->chunk->first + begin,
+    };
+    ot_device_kernels(t->cpu)->update(t->update_stream, &args);
+}
+
+/* FP16 weights are written by the update and never read: where it is skipped, they come from the master alone. */
+static void restore_weight(ot_trainer *t, const chunk_planes *p)
+{
+    const ot_cast args = {
+        .dst_dtype = OT_FP16, .src_dtype = OT_FP32, .n = p->chunk->count, .src = p->master, .dst = p->weight};
+    ot_device_kernels(t->cpu)->cast(t->update_stream, &args);
+}
+
+static ot_status run_update(ot_trainer *t, const ot_operation *op)
+{
+    chunk_planes p = planes_of(t, op);
+    uint64_t first = p.chunk->first, count = p.chunk->count,
+             border = t->training.model->layers[op->layer].undecayed;
+    uint64_t decayed = border <= first ? 0 : border - first < count ? border - first : count;
+    const ot_update_step *step = op->deferred ? &t->before : &t->now;
+    update_run(t, &p, step, 0, decayed, t->training.weight_decay);
+    update_run(t, &p, step, decayed, count, 0);
+    if (step->skip && t->training.dtype == OT_FP16)
+        restore_weight(t, &p);
+    return ot_stream_synchronize(t->update_stream);
+}
+
+/* The FP32 values in the scratch buffer become the chunk's weight and master. */
+static ot_status store_master(ot_trainer *t, const chunk_planes *p)
+{
+    const ot_kernels *kernels = ot_device_kernels(t->cpu);
+    uint64_t count = p->chunk->count;
+    if (t->training.dtype == OT_FP32)
+        memcpy(p->weight, t->scratch, count * sizeof *t->scratch);
+    else if (t->training.dtype == OT_BF16) {
+        const ot_split args = {.n = count, .master = t->scratch, .hi = p->weight, .lo = p->master};
+        kernels->split_master(t->update_stream, &args);
+    } else {
+        memcpy(p->master, t->scratch, count * sizeof *t->scratch);
+        restore_weight(t, p);
+    }
+    return ot_stream_synchronize(t->update_stream);
+}
+
+static ot_chunk_values values_of(const ot_trainer *t, const chunk_planes *p, float *master)
+{
+    ot_dtype state = t->training.state_dtype;
+    uint64_t count = p->chunk->count;
+    return (ot_chunk_values){
+        .layer = (size_t)p->chunk->layer,
+        .first = p->chunk->first,
+        .count = count,
+        .master = master,
+        .moment1 = p->moment1,
+        .moment2 = p->moment2,
+        .scale1 = scales(p->moment1, state, count, 0),
+        .scale2 = scales(p->moment2, state, count, 0),
+    };
+}
+
+static void zero_moment(const ot_trainer *t, const chunk_planes *p, ot_plane plane, void *moment)
+{
+    if (moment != NULL)
+        memset(moment, 0, t->plan->places[p->chunk->home[plane]].bytes);
+}
+
+static ot_status run_load(ot_trainer *t, const ot_operation *op)
+{
+    chunk_planes p = planes_of(t, op);
+    zero_moment(t, &p, OT_PLANE_MOMENT1, p.moment1);
+    zero_moment(t, &p, OT_PLANE_MOMENT2, p.moment2);
+    ot_chunk_values values = values_of(t, &p, t->scratch);
+    const ot_source *source = t->training.source;
+    if (source != NULL)
+        OT_TRY(source->fill(source->context, &values));
+    else
+        ot_model_random(t->training.model, values.layer, values.first, values.count, t->training.seed,
+                        values.master);
+    return store_master(t, &p);
+}
+
+/* The FP32 master values of a chunk, in place or in the scratch buffer. */
+static ot_status load_master(ot_trainer *t, const chunk_planes *p, float **values)
+{
+    *values = t->training.dtype == OT_FP32 ? p->weight : p->master;
+    if (t->training.dtype != OT_BF16)
+        return OT_OK;
+    const ot_split args = {.n = p->chunk->count, .master = t->scratch, .hi = p->weight, .lo = p->master};
+    ot_device_kernels(t->cpu)->join_master(t->update_stream, &args);
+    *values = t->scratch;
+    return ot_stream_synchronize(t->update_stream);
+}
+
+static ot_status run_save(ot_trainer *t, const ot_operation *op)
+{
+    chunk_planes p = planes_of(t, op);
+    float *master;
+    OT_TRY(load_master(t, &p, &master));
+    const ot_chunk_values values = values_of(t, &p, master);
+    return t->sink->take(t->sink->context, &values);
+}
+
+ot_status ot_trainer_chunk_work(void *context, const ot_operation *op)
+{
+    ot_trainer *t = context;
+    switch (op->kind) {
+    case OT_OP_UPDATE:
+        return run_update(t, op);
+    case OT_OP_LOAD:
+        return run_load(t, op);
+    case OT_OP_SAVE:
+        return run_save(t, op);
+    default:
+        return ot_fail(OT_ERR_INTERNAL, "operation %s on the CPU lane", ot_operation_name(op->kind));
+    }
+}

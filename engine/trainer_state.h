@@ -1,0 +1,38 @@
+/* What a trainer consists of. For the trainer's own files alone: trainer.c opens it, runs the steps and is the compute lane;
+ * chunk_work.c is the CPU lane, where chunks are filled, updated and handed over. */
+#ifndef OT_ENGINE_TRAINER_STATE_H
+#define OT_ENGINE_TRAINER_STATE_H
+
+#include "engine/compute.h"
+#include "engine/trainer.h"
+
+struct ot_trainer {
+    ot_training training;
+    ot_plan *plan;
+    ot_host *host;
+    ot_device *device,
+        *cpu; /* cpu: the device of the CPU lane; the same one where training runs on the CPU */
+    ot_stream *update_stream;
+    ot_mover *mover;
+    ot_compute compute;
+
+    uint64_t *layer_first; /* [layer_count]: number of each layer's element 0 in the model */
+    int32_t *data;         /* host: the step's data */
+    float *scratch;        /* host: FP32 values of one chunk */
+    double *loss_sum;      /* device: over the step's trained tokens */
+    double host_loss_sum;
+
+    float grad_scale;           /* of the loss: loss scale / trained tokens */
+    int update_due;             /* gradients of the last step wait for their update */
+    ot_update_step now, before; /* updates of this step's gradient and the one before; read by the CPU lane */
+    ot_loss_scale loss_scale;
+    const ot_sink *sink; /* of the list that saves */
+};
+
+/* A place's address, or NULL for none. */
+void *ot_trainer_at(const ot_trainer *trainer, int32_t place);
+
+/* Runs an operation of the CPU lane, on the lane's thread; `context` is the trainer. */
+ot_status ot_trainer_chunk_work(void *context, const ot_operation *operation) OT_MUST_CHECK;
+
+#endif
