@@ -1,0 +1,137 @@
+#include "engine/run_state.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "io/file.h"
+
+#define NAME "state/trainer.json"
+
+/* A random uuid, version 4 (RFC 9562). */
+static ot_status make_id(char id[OT_RUN_ID_BYTES])
+{
+    unsigned char b[16];
+    if (getrandom(b, sizeof b, 0) != (ssize_t)sizeof b)
+        return ot_fail(OT_ERR_INTERNAL, "no random bytes for the run's id");
+    b[6] = (unsigned char)((b[6] & 0x0f) | 0x40);
+    b[8] = (unsigned char)((b[8] & 0x3f) | 0x80);
+    snprintf(id, OT_RUN_ID_BYTES, "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
+             b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14],
+             b[15]);
+    return OT_OK;
+}
+
+ot_status ot_run_state_init(ot_run_state *state)
+{
+    *state = (ot_run_state){.settings = json_object()};
+    if (state->settings == NULL)
+        return ot_fail(OT_ERR_INTERNAL, "out of memory for a run's settings");
+    return make_id(state->run);
+}
+
+void ot_run_state_fini(ot_run_state *state)
+{
+    json_decref(state->settings);
+    *state = (ot_run_state){0};
+}
+
+ot_status ot_run_state_write(const ot_run_state *state, const char *folder)
+{
+    char path[PATH_MAX];
+    const ot_loss_scale *scale = &state->trainer.loss_scale;
+    if (snprintf(path, sizeof path, "%s/" NAME, folder) >= PATH_MAX)
+        return ot_fail(OT_ERR_IO, "%.80s…: too long a path", folder);
+    json_t *root =
+        json_pack("{s:s, s:I, s:I, s:I, s:I, s:f, s:f, s:I, s:{s:f, s:b, s:i, s:i, s:I}, s:O}", "run",
+                  state->run, "step", (json_int_t)state->step, "skipped", (json_int_t)state->skipped,
+                  "tokens", (json_int_t)state->tokens, "trained_tokens", (json_int_t)state->trained_tokens,
+                  "seconds", state->seconds, "nvme_bytes", state->nvme_bytes, "updates",
+                  (json_int_t)state->trainer.updates, "loss_scale", "scale", scale->scale, "fixed",
+                  scale->fixed, "good_steps", (int)scale->good_steps, "overflows", (int)scale->overflows,
+                  "skipped", (json_int_t)scale->skipped, "settings", state->settings);
+    char *text = root != NULL ? json_dumps(root, JSON_INDENT(1)) : NULL;
+    ot_status status = text != NULL ? ot_file_replace(path, text, strlen(text))
+                                    : ot_fail(OT_ERR_INTERNAL, "out of memory for " NAME);
+    free(text);
+    json_decref(root);
+    return status;
+}
+
+ot_status ot_run_state_read(const char *folder, ot_run_state *out)
+{
+    char path[PATH_MAX];
+    json_error_t error;
+    const char *run;
+    json_int_t step, skipped, tokens, trained, updates, scale_skipped;
+    int good_steps, overflows;
+    ot_loss_scale *scale = &out->trainer.loss_scale;
+    *out = (ot_run_state){.run = ""};
+    if (snprintf(path, sizeof path, "%s/" NAME, folder) >= PATH_MAX)
+        return ot_fail(OT_ERR_IO, "%.80s…: too long a path", folder);
+    json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
+    if (root == NULL)
+        return ot_fail(OT_ERR_FORMAT, "%s:%d: %s", path, error.line, error.text);
+    int bad = json_unpack_ex(
+        root, &error, 0, "{s:s, s:I, s:I, s:I, s:I, s:F, s:F, s:I, s:{s:F, s:b, s:i, s:i, s:I}, s:O}", "run",
+        &run, "step", &step, "skipped", &skipped, "tokens", &tokens, "trained_tokens", &trained, "seconds",
+        &out->seconds, "nvme_bytes", &out->nvme_bytes, "updates", &updates, "loss_scale", "scale",
+        &scale->scale, "fixed", &scale->fixed, "good_steps", &good_steps, "overflows", &overflows, "skipped",
+        &scale_skipped, "settings", &out->settings);
+    if (!bad) {
+        snprintf(out->run, sizeof out->run, "%.36s", run);
+        out->step = (uint64_t)step;
+        out->skipped = (uint64_t)skipped;
+        out->tokens = (uint64_t)tokens;
+        out->trained_tokens = (uint64_t)trained;
+        out->trainer.updates = (uint64_t)updates;
+        scale->good_steps = (uint32_t)good_steps;
+        scale->overflows = (uint32_t)overflows;
+        scale->skipped = (uint64_t)scale_skipped;
+    }
+    json_decref(root);
+    return bad ? ot_fail(OT_ERR_FORMAT, "%s: %s", path, error.text) : OT_OK;
+}
+
+static int is_allowed(const char *name, const char *const allowed[])
+{
+    for (size_t i = 0; allowed != NULL && allowed[i] != NULL; i++)
+        if (strcmp(allowed[i], name) == 0 || strcmp(allowed[i], "all") == 0)
+            return 1;
+    return 0;
+}
+
+/* Adds "name was A, is B" to the text. */
+static void add_difference(char *text, size_t size, const char *name, const json_t *was, const json_t *is)
+{
+    char *before = was != NULL ? json_dumps(was, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9)) : NULL;
+    char *now = is != NULL ? json_dumps(is, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9)) : NULL;
+    size_t used = strlen(text);
+    snprintf(text + used, size - used, "%s%s was %s and is %s", used > 0 ? ", " : "", name,
+             before != NULL ? before : "not set", now != NULL ? now : "not set");
+    free(before);
+    free(now);
+}
+
+ot_status ot_run_state_compare(const ot_run_state *state, const json_t *settings, const char *const allowed[])
+{
+    char text[512] = "";
+    const char *name;
+    json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)settings, name, value)
+    {
+        const json_t *was = json_object_get(state->settings, name);
+        if (!json_equal(was, value) && !is_allowed(name, allowed))
+            add_difference(text, sizeof text, name, was, value);
+    }
+    if (*text == '\0')
+        return OT_OK;
+    return ot_fail(
+        OT_ERR_USAGE,
+        "--resume: %s; give the run's own flags (its config.yaml with -c), or allow the change with "
+        "--allow-changes NAME,…",
+        text);
+}
