@@ -65,12 +65,16 @@ static void update_run(ot_trainer *t, const chunk_planes *p, const ot_update_ste
     ot_device_kernels(t->cpu)->update(t->update_stream, &args);
 }
 
+static void cast(ot_trainer *t, ot_dtype from, const void *src, ot_dtype to, void *dst, uint64_t count)
+{
+    const ot_cast args = {.dst_dtype = to, .src_dtype = from, .n = count, .src = src, .dst = dst};
+    ot_device_kernels(t->cpu)->cast(t->update_stream, &args);
+}
+
 /* FP16 weights are written by the update and never read: where it is skipped, they come from the master alone. */
 static void restore_weight(ot_trainer *t, const chunk_planes *p)
 {
-    const ot_cast args = {
-        .dst_dtype = OT_FP16, .src_dtype = OT_FP32, .n = p->chunk->count, .src = p->master, .dst = p->weight};
-    ot_device_kernels(t->cpu)->cast(t->update_stream, &args);
+    cast(t, OT_FP32, p->master, OT_FP16, p->weight, p->chunk->count);
 }
 
 static ot_status run_update(ot_trainer *t, const ot_operation *op)
@@ -87,7 +91,7 @@ static ot_status run_update(ot_trainer *t, const ot_operation *op)
     return ot_stream_synchronize(t->update_stream);
 }
 
-/* The FP32 values in the scratch buffer become the chunk's weight and master. */
+/* The FP32 values in the scratch buffer become the chunk's weight and, where there is one, its master. */
 static ot_status store_master(ot_trainer *t, const chunk_planes *p)
 {
     const ot_kernels *kernels = ot_device_kernels(t->cpu);
@@ -95,11 +99,13 @@ static ot_status store_master(ot_trainer *t, const chunk_planes *p)
     if (t->training.dtype == OT_FP32)
         memcpy(p->weight, t->scratch, count * sizeof *t->scratch);
     else if (t->training.dtype == OT_BF16) {
-        const ot_split args = {.n = count, .master = t->scratch, .hi = p->weight, .lo = p->master};
+        int16_t *lo = t->training.inference ? t->remainder : p->master;
+        const ot_split args = {.n = count, .master = t->scratch, .hi = p->weight, .lo = lo};
         kernels->split_master(t->update_stream, &args);
     } else {
-        memcpy(p->master, t->scratch, count * sizeof *t->scratch);
-        restore_weight(t, p);
+        if (p->master != NULL)
+            memcpy(p->master, t->scratch, count * sizeof *t->scratch);
+        cast(t, OT_FP32, t->scratch, OT_FP16, p->weight, count);
     }
     return ot_stream_synchronize(t->update_stream);
 }
@@ -141,14 +147,18 @@ static ot_status run_load(ot_trainer *t, const ot_operation *op)
     return store_master(t, &p);
 }
 
-/* The FP32 master values of a chunk, in place or in the scratch buffer. */
+/* The FP32 master values of a chunk, for inference its weights, in place or in the scratch buffer. */
 static ot_status load_master(ot_trainer *t, const chunk_planes *p, float **values)
 {
-    *values = t->training.dtype == OT_FP32 ? p->weight : p->master;
-    if (t->training.dtype != OT_BF16)
+    ot_dtype dtype = t->training.dtype;
+    *values = dtype == OT_FP32 ? p->weight : p->master;
+    if (dtype == OT_FP32 || (dtype == OT_FP16 && !t->training.inference))
         return OT_OK;
     const ot_split args = {.n = p->chunk->count, .master = t->scratch, .hi = p->weight, .lo = p->master};
-    ot_device_kernels(t->cpu)->join_master(t->update_stream, &args);
+    if (t->training.inference)
+        cast(t, dtype, p->weight, OT_FP32, t->scratch, p->chunk->count);
+    else
+        ot_device_kernels(t->cpu)->join_master(t->update_stream, &args);
     *values = t->scratch;
     return ot_stream_synchronize(t->update_stream);
 }

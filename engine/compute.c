@@ -7,11 +7,13 @@
 uint64_t ot_compute_workspace(const ot_compute *compute)
 {
     const ot_batch batch = {0};
-    const ot_head_args head = {.backward = 1};
+    const ot_head_args head = {.backward = !compute->forward_only};
     ot_pass pass = {.compute = compute};
-    ot_pass_embed_backward(&pass, &batch, NULL, NULL);
     ot_pass_block_forward(&pass, NULL, &batch, NULL, NULL);
-    ot_pass_block_backward(&pass, NULL, &batch, NULL, NULL, NULL);
+    if (!compute->forward_only) {
+        ot_pass_embed_backward(&pass, &batch, NULL, NULL);
+        ot_pass_block_backward(&pass, NULL, &batch, NULL, NULL, NULL);
+    }
     ot_pass_head(&pass, &head, &batch, NULL, NULL);
     ot_pass_head_logits(&pass, &head, NULL, compute->B * compute->T, NULL);
     return pass.peak;

@@ -20,6 +20,7 @@ typedef struct ot_compute {
     ot_dtype dtype;           /* of weights, boundaries and activations */
     size_t B, T;              /* one micro-batch: B sequences of T tokens, N = B*T */
     size_t loss_chunk;        /* tokens whose logits exist at once */
+    int forward_only;         /* 1: no stage's backward will run, nor is there workspace for it */
     const float *rope;        /* device: table of T rows or more; NULL: GPT-2 */
     uint64_t workspace_bytes; /* of every workspace that is passed, an assertion; 0: unknown */
 } ot_compute;

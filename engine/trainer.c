@@ -133,6 +133,10 @@ static ot_status open_memory(ot_trainer *t)
     t->data = block;
     OT_TRY(ot_arena_take(arena, t->plan->chunk_params * sizeof(float), OT_PAGE_BYTES, &block));
     t->scratch = block;
+    if (ot_training_drops_remainder(training)) {
+        OT_TRY(ot_arena_take(arena, t->plan->chunk_params * sizeof(int16_t), OT_PAGE_BYTES, &block));
+        t->remainder = block;
+    }
     uint64_t rope_bytes = ot_training_rope_bytes(training);
     OT_TRY(ot_device_arena_open(t->device, "trainer", rope_bytes + OT_PAGE_BYTES, &block));
     t->loss_sum = block;
@@ -330,6 +334,7 @@ static ot_status judge(ot_trainer *t, ot_step_result *result)
 
 ot_status ot_trainer_step(ot_trainer *t, double lr, uint64_t trained_tokens, ot_step_result *result)
 {
+    OT_ASSERT(!t->training.inference);
     *result = (ot_step_result){.loss_scale = t->training.dtype == OT_FP16 ? t->loss_scale.scale : 1};
     t->grad_scale = (float)(result->loss_scale / (double)trained_tokens);
     t->before = t->now;

@@ -31,6 +31,7 @@ typedef struct ot_training {
     const ot_source
         *source;       /* of the model's values, while the trainer opens; NULL: random weights of the seed */
     size_t loss_chunk; /* tokens whose logits exist at once; 0: chosen */
+    int inference; /* 1: only weights exist: evaluation and saving alone, with the numbers of a training */
 
     ot_placement weights, states, grads, acts;
     int prefetch_depth, ring, overlap; /* 0: the plan's; overlap: 1 or 0 */
@@ -90,10 +91,11 @@ ot_status ot_trainer_drain(ot_trainer *trainer) OT_MUST_CHECK;
 /* Mean loss over `trained_tokens` of the data, nothing changed. Drains first. */
 ot_status ot_trainer_evaluate(ot_trainer *trainer, uint64_t trained_tokens, double *loss) OT_MUST_CHECK;
 
-/* Hands the whole model to the sink, which outlives the call. Drains first. */
+/* Hands the whole model to the sink, which outlives the call; for inference the weights as they are, in place of masters.
+ * Drains first. */
 ot_status ot_trainer_save(ot_trainer *trainer, const ot_sink *sink) OT_MUST_CHECK;
 
-/* XXH3 over all FP32 masters in model order, padding left out. Drains first. */
+/* XXH3 over all FP32 masters in model order, padding left out; for inference over the weights. Drains first. */
 ot_status ot_trainer_hash(ot_trainer *trainer, uint64_t *hash) OT_MUST_CHECK;
 
 /* What the numbers of the steps to come depend on beside the model's values. Plain data. */

@@ -19,7 +19,8 @@ struct ot_trainer {
     uint64_t *layer_first; /* [layer_count]: number of each layer's element 0 in the model */
     int32_t *data;         /* host: the step's data */
     float *scratch;        /* host: FP32 values of one chunk */
-    double *loss_sum;      /* device: over the step's trained tokens */
+    int16_t *remainder; /* host: what is left of them beside weights, for inference in bf16; otherwise NULL */
+    double *loss_sum;   /* device: over the step's trained tokens */
     double host_loss_sum;
 
     float grad_scale;           /* of the loss: loss scale / trained tokens */

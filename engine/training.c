@@ -22,6 +22,7 @@ ot_compute ot_training_compute(const ot_training *training, ot_device *device)
         .B = training->B,
         .T = training->T,
         .loss_chunk = chunk < tokens ? chunk : tokens,
+        .forward_only = training->inference,
     };
 }
 
@@ -36,6 +37,11 @@ uint64_t ot_training_rope_bytes(const ot_training *training)
     return config->family == OT_FAMILY_LLAMA ? ot_rope_table_bytes(config->HD, training->T) : 0;
 }
 
+int ot_training_drops_remainder(const ot_training *training)
+{
+    return training->inference && training->dtype == OT_BF16;
+}
+
 /* The trainer's own arenas, rounded as arenas are. */
 uint64_t ot_training_device_bytes(const ot_training *training)
 {
@@ -46,6 +52,8 @@ uint64_t ot_training_host_bytes(const ot_training *training, uint64_t chunk_para
 {
     uint64_t bytes =
         ot_training_data_bytes(training) + ot_training_rope_bytes(training) + chunk_params * sizeof(float);
+    if (ot_training_drops_remainder(training))
+        bytes += chunk_params * sizeof(int16_t);
     return ot_round_up(bytes + 4 * OT_PAGE_BYTES, OT_HUGE_PAGE_BYTES);
 }
 
@@ -53,7 +61,7 @@ uint64_t ot_training_host_bytes(const ot_training *training, uint64_t chunk_para
 static int may_update_in_backward(const ot_training *training)
 {
     int scaled = training->dtype == OT_FP16;
-    return training->max_grad_norm == 0 && !scaled && !training->skip_not_finite;
+    return training->max_grad_norm == 0 && !scaled && !training->skip_not_finite && !training->inference;
 }
 
 static void describe_stages(const ot_training *training, ot_plan_layer layers[], ot_plan_stage stages[])
@@ -119,6 +127,7 @@ void ot_training_request(const ot_training *training, ot_plan_layer layers[], ot
         .ring = training->ring,
         .overlap = training->overlap,
         .update_in_backward = may_update_in_backward(training),
+        .inference = training->inference,
         .rates = training->rates,
     };
     for (int tier = 0; tier < OT_TIERS; tier++)

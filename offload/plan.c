@@ -53,6 +53,8 @@ static uint64_t moment_bytes(ot_dtype dtype, uint64_t count)
 
 uint64_t ot_plane_bytes(const ot_plan_request *request, ot_plane plane, uint64_t count)
 {
+    if (request->inference && plane != OT_PLANE_WEIGHT)
+        return 0;
     switch (plane) {
     case OT_PLANE_WEIGHT:
         return count * ot_dtype_bytes(request->weight_dtype);
@@ -82,12 +84,12 @@ static void free_list(ot_list *list)
     *list = (ot_list){0};
 }
 
-/* Seconds of a steady step with the layout at hand. */
+/* Seconds of a steady step, or of an evaluation, with the layout at hand. */
 static ot_status predict(ot_draft *draft, double *seconds)
 {
     ot_list list;
     ot_timeline timeline;
-    OT_TRY(ot_draft_list(draft, OT_LIST_STEADY, &list));
+    OT_TRY(ot_draft_list(draft, draft->request->inference ? OT_LIST_EVAL : OT_LIST_STEADY, &list));
     ot_status status = ot_simulate(&list, &draft->rates, NULL, &timeline);
     free_list(&list);
     *seconds = timeline.seconds;

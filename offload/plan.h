@@ -27,7 +27,10 @@
  * would make backward longer, a share of the chunks (`deferred_chunks`) is still updated in the next forward;
  * where not, FIRST and STEADY are both F B‖U, and DRAIN is empty. LOAD fills every home, and the weights kept
  * on the device; SAVE hands every home over, chunk by chunk in model order. Micro-batches run 0 … M-1 in
- * forward and in backward alike, so that gradients add up in one order wherever things lie. */
+ * forward and in backward alike, so that gradients add up in one order wherever things lie.
+ *
+ * For inference only the weights exist, nothing is kept for a backward, and LOAD, EVAL and SAVE are the lists
+ * that are not empty. */
 #ifndef OT_OFFLOAD_PLAN_H
 #define OT_OFFLOAD_PLAN_H
 
@@ -129,6 +132,7 @@ typedef struct ot_plan_request {
     int ring;               /* chunks of a plane in flight between NVMe and the other lanes, at most */
     int overlap;            /* 0: every operation waits for the one before: the serial reference */
     int update_in_backward; /* 1: where neither clipping nor loss scaling needs the whole gradient first */
+    int inference;          /* 1: the model is evaluated and never trained */
 
     /* Budgets, in bytes. */
     uint64_t budget[OT_TIERS];
@@ -219,7 +223,7 @@ typedef struct ot_plan {
     int prefetch_depth, ring, update_in_backward;
     size_t deferred_chunks; /* updated in the step after; all of them without update_in_backward */
     uint64_t chunk_params;
-    double predicted_s; /* of a steady step, at the request's rates */
+    double predicted_s; /* of a steady step, for inference of an evaluation, at the request's rates */
     /* Padded: homes, and what is kept on the device; slots, workspace, data and the fixed bytes; both; and
      * the places alone. */
     uint64_t plane_bytes[OT_TIERS][OT_PLANES];
@@ -234,7 +238,7 @@ typedef struct ot_plan {
     uint32_t *layer_chunks; /* [layer_count+1]: layer l has chunks layer_chunks[l] … layer_chunks[l+1]-1 */
     int32_t *resident;      /* [layer_count]: device place of the layer's weights for good, or -1: streamed */
     size_t nvme_chunk_count; /* chunks of the store */
-    int32_t *partials;       /* [layer_count]: host place of the sums of squares of the layer's gradient */
+    int32_t *partials; /* [layer_count]: host place of the sums of squares of the layer's gradient, or -1 */
     int32_t data_place, workspace_place;
     ot_list lists[OT_LISTS];
 } ot_plan;

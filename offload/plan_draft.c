@@ -62,6 +62,8 @@ static ot_status check_request(const ot_plan_request *request)
             OT_ERR_USAGE,
             "a prefetch depth of %d and a ring of %d: expected at least 1 and 2, or 0 for automatic",
             request->prefetch_depth, request->ring);
+    if (request->inference && request->update_in_backward)
+        return ot_fail(OT_ERR_USAGE, "a plan for inference has no update, neither in backward nor elsewhere");
     if (request->moments < 0 || request->moments > 2)
         return ot_fail(OT_ERR_USAGE, "%d moments: expected 0, 1 or 2", request->moments);
     if (request->weight_dtype == OT_INT8 || request->grad_dtype == OT_INT8)
@@ -216,7 +218,7 @@ ot_status ot_draft_open(const ot_plan_request *request, ot_draft *draft)
     OT_TRY(check_request(request));
     draft->S = request->stage_count;
     draft->M = request->micro_batches;
-    draft->V = 2 * draft->S - 1;
+    draft->V = request->inference ? draft->S : 2 * draft->S - 1;
     fill_rates(request, &draft->rates);
     ot_status status;
     OT_TRY_GOTO(allocate(draft), out);

@@ -3,7 +3,7 @@
  * what would fit.
  *
  * A visit is one stage's turn in a step: forward through stages 0 … S-2, the head S-1, backward through S-2 …
- * 0. So there are 2S-1 visits, each of M micro-batches. */
+ * 0. So there are 2S-1 visits, each of M micro-batches; for inference the S forward ones. */
 #ifndef OT_OFFLOAD_PLAN_DRAFT_H
 #define OT_OFFLOAD_PLAN_DRAFT_H
 

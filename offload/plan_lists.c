@@ -404,6 +404,9 @@ static void load_or_save(emitter *e, ot_operation_kind kind)
 
 static void write_list(emitter *e, ot_list_kind kind)
 {
+    int steps = kind == OT_LIST_FIRST || kind == OT_LIST_STEADY;
+    if (e->request->inference && steps)
+        return;
     switch (kind) {
     case OT_LIST_LOAD:
     case OT_LIST_SAVE:

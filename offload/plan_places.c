@@ -112,8 +112,9 @@ static ot_status place_homes(ot_draft *draft)
         ot_chunk *chunk = &plan->chunks[c];
         ot_tier states = ot_spread(c, choice->host_states, n) ? OT_TIER_HOST : OT_TIER_NVME;
         ot_tier weight = weight_tier(draft, c, states, &streamed_seen, streamed);
-        draft->deferred[c] = !draft->request->update_in_backward ||
-                             ot_spread(seen[states]++, (size_t)choice->deferred_16th, 16);
+        draft->deferred[c] =
+            !draft->request->inference && (!draft->request->update_in_backward ||
+                                           ot_spread(seen[states]++, (size_t)choice->deferred_16th, 16));
         plan->deferred_chunks += draft->deferred[c];
         for (int p = OT_PLANE_WEIGHT; p <= OT_PLANE_GRAD; p++) {
             ot_plane plane = (ot_plane)p;
@@ -138,6 +139,8 @@ static ot_status place_boundaries(ot_draft *draft)
     size_t elsewhere = (S - 2 - on_device) * M, seen = 0;
     for (size_t i = 0; i < S * M; i++)
         draft->boundary[i] = NONE;
+    if (draft->request->inference)
+        return OT_OK;
     for (size_t s = 1; s + 1 < S; s++)
         for (size_t m = 0; m < M; m++) {
             ot_place place = {
@@ -311,10 +314,12 @@ static ot_status place_device_slots(ot_draft *draft)
     for (size_t l = 0; l < request->layer_count; l++)
         largest = largest > request->layers[l].params ? largest : request->layers[l].params;
     OT_TRY(place_weight_slots(draft));
-    OT_TRY(place_grad_slots(draft));
-    for (int i = 0; i < 2; i++)
+    if (!request->inference)
+        OT_TRY(place_grad_slots(draft));
+    for (int i = 0; i < 2 && !request->inference; i++)
         OT_TRY(add_slot(draft, OT_TIER_DEVICE, OT_PLANE_GRAD, sums_bytes(largest), &draft->sums[i]));
-    draft->act_spare = draft->choice.device_boundaries + 2 < draft->S ? 2 : 0;
+    /* Without boundaries to fetch one more is enough: each stage writes where the one before has been read. */
+    draft->act_spare = request->inference ? 1 : draft->choice.device_boundaries + 2 < draft->S ? 2 : 0;
     OT_TRY(add_pool(draft, OT_TIER_DEVICE, OT_PLANE_ACTIVATION, request->boundary_bytes,
                     draft->M + draft->act_spare, &draft->act_slots));
     OT_TRY(add_slot(draft, OT_TIER_DEVICE, OT_PLANE_ACTIVATION, request->data_bytes, &plan->data_place));
@@ -364,8 +369,8 @@ static ot_status place_host_slots(ot_draft *draft)
     const ot_plan_request *request = draft->request;
     ot_plan *plan = draft->plan;
     for (size_t l = 0; l < request->layer_count; l++)
-        OT_TRY(add_slot(draft, OT_TIER_HOST, OT_PLANE_GRAD, sums_bytes(request->layers[l].params),
-                        &plan->partials[l]));
+        OT_TRY(add_slot(draft, OT_TIER_HOST, OT_PLANE_GRAD,
+                        request->inference ? 0 : sums_bytes(request->layers[l].params), &plan->partials[l]));
     for (int p = 0; p < OT_PLANES; p++) {
         ot_plane plane = (ot_plane)p;
         uint64_t bytes = ring_bytes(draft, plane);

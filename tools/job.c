@@ -190,6 +190,8 @@ static void apply_rates(ot_job *job)
 
 ot_list_kind ot_steady_kind(const ot_plan *plan)
 {
+    if (plan->lists[OT_LIST_FIRST].count == 0)
+        return OT_LIST_EVAL;
     return plan->deferred_chunks > 0 ? OT_LIST_STEADY : OT_LIST_FIRST;
 }
 

@@ -55,7 +55,7 @@ ot_status ot_job_fit(const ot_job *job, const ot_limits *limits, ot_training *tr
 /* Whether the micro-batch of `training` fits in any way: OT_OK, OT_ERR_FIT, or another failure of the plan. */
 ot_status ot_job_fits(const ot_limits *limits, const ot_training *training) OT_MUST_CHECK;
 
-/* The list that the steady step of a plan is: STEADY, or FIRST where no update is left to the next step. */
+/* The list that the steady step of a plan is: STEADY, or FIRST where no update is left to the next step; for inference EVAL. */
 ot_list_kind ot_steady_kind(const ot_plan *plan);
 const ot_list *ot_steady_list(const ot_plan *plan);
 

@@ -161,7 +161,7 @@ static void suggest_formats(const ot_job *job, const ot_training *training, ot_s
 {
     ot_training t = *training;
     char need[OT_SIZE_TEXT_BYTES];
-    if (t.state_dtype == OT_INT8)
+    if (t.state_dtype == OT_INT8 || t.inference)
         return;
     t.state_dtype = OT_INT8;
     if (ot_job_fits(&job->limits, &t) == OT_OK) {

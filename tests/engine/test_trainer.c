@@ -318,6 +318,115 @@ static void evaluation_is_a_forward_pass(void **state)
     ot_model_close(model);
 }
 
+/* Weights of 16 bits are between two of bf16 for one FP32 master in eight, where rounding to even and rounding up differ. */
+static ot_status fill_between(void *context, const ot_chunk_values *chunk)
+{
+    const ot_model *model = context;
+    ot_model_random(model, chunk->layer, chunk->first, chunk->count, 11, chunk->master);
+    for (uint64_t i = 0; i < chunk->count; i += 8) {
+        uint32_t raw;
+        memcpy(&raw, &chunk->master[i], sizeof raw);
+        raw = (raw & 0xffff0000u) | (raw != 0 ? 0x8000u : 0);
+        memcpy(&chunk->master[i], &raw, sizeof raw);
+    }
+    return OT_OK;
+}
+
+typedef struct kept_values {
+    const ot_model *model;
+    float *values; /* of all layers */
+    uint64_t count;
+} kept_values;
+
+static ot_status keep(void *context, const ot_chunk_values *chunk)
+{
+    kept_values *kept = context;
+    memcpy(kept->values + kept->count, chunk->master, chunk->count * sizeof(float));
+    kept->count += chunk->count;
+    return OT_OK;
+}
+
+static kept_values saved(ot_trainer *trainer, const ot_model *model)
+{
+    kept_values kept = {.model = model};
+    uint64_t count = 0;
+    for (size_t l = 0; l < model->layer_count; l++)
+        count += model->layers[l].params;
+    kept.values = malloc(count * sizeof(float));
+    assert_non_null(kept.values);
+    const ot_sink sink = {keep, &kept};
+    assert_int_equal(ot_trainer_save(trainer, &sink), OT_OK);
+    assert_int_equal(kept.count, count);
+    return kept;
+}
+
+/* The weight of a master, by the raw pattern. */
+static float weight_of(float master, ot_dtype dtype)
+{
+    uint32_t raw;
+    memcpy(&raw, &master, sizeof raw);
+    if (dtype == OT_BF16)
+        raw = (raw + 0x8000u) & 0xffff0000u;
+    memcpy(&master, &raw, sizeof raw);
+    return master;
+}
+
+static kept_values evaluate_and_save(const ot_training *training, const ot_dataset *data, double *loss,
+                                     uint64_t *device_bytes)
+{
+    ot_trainer *trainer;
+    if (ot_trainer_open(training, &trainer) != OT_OK)
+        fail_msg("%s", ot_error_text());
+    uint64_t trained = ot_dataset_fill(data, 0, training->B, training->M, ot_trainer_data(trainer));
+    assert_int_equal(ot_trainer_evaluate(trainer, trained, loss), OT_OK);
+    const ot_plan *plan = ot_trainer_plan(trainer);
+    for (int tier = 0; tier < OT_TIERS; tier++)
+        assert_true(ot_trainer_peak_bytes(trainer, (ot_tier)tier) <= plan->peak_bytes[tier]);
+    *device_bytes = plan->arena_bytes[OT_TIER_DEVICE];
+    kept_values kept = saved(trainer, training->model);
+    ot_trainer_close(trainer);
+    return kept;
+}
+
+/* Without states an evaluation gives the same loss, bit for bit, in every placement, and what is saved is the weights. */
+static void inference_evaluates_as_training_does(void **state)
+{
+    (void)state;
+    static const ot_dtype dtypes[] = {OT_BF16, OT_FP16, OT_FP32};
+    ot_model_config config = config_of(0);
+    ot_model *model;
+    ot_dataset *data;
+    ot_data_options options = {.T = T, .V = config.V, .seed = 3};
+    assert_int_equal(ot_model_open(&config, &model), OT_OK);
+    assert_int_equal(ot_dataset_open(&options, &data), OT_OK);
+    const ot_source source = {fill_between, model};
+    for (size_t i = 0; i < 3; i++) {
+        ot_training t = training_for(model);
+        t.dtype = t.grad_dtype = dtypes[i];
+        t.source = &source;
+        double loss, again;
+        uint64_t with_states, alone, changed = 0;
+        kept_values masters = evaluate_and_save(&t, data, &loss, &with_states);
+        t.inference = 1;
+        for (int placement = 0; placement < PLACEMENTS; placement++) {
+            place(&t, placement);
+            kept_values weights = evaluate_and_save(&t, data, &again, &alone);
+            assert_memory_equal(&again, &loss, sizeof loss);
+            assert_true(alone < with_states);
+            for (uint64_t k = 0; k < masters.count && dtypes[i] != OT_FP16; k++) {
+                float expected = weight_of(masters.values[k], dtypes[i]);
+                assert_memory_equal(&weights.values[k], &expected, sizeof expected);
+                changed += masters.values[k] != expected;
+            }
+            free(weights.values);
+        }
+        assert_int_equal(changed > masters.count / 4, dtypes[i] == OT_BF16);
+        free(masters.values);
+    }
+    ot_dataset_close(data);
+    ot_model_close(model);
+}
+
 /* ---- a steady step ---- */
 
 /* No page is touched for the first time and nothing is allocated once the run is under way. The matrix library warms up for
@@ -425,6 +534,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(micro_batches_change_rounding_only),
         cmocka_unit_test(a_learning_rate_of_zero_changes_nothing),
         cmocka_unit_test(evaluation_is_a_forward_pass),
+        cmocka_unit_test(inference_evaluates_as_training_does),
         cmocka_unit_test(a_gradient_that_is_not_finite_is_named),
         cmocka_unit_test(an_overflow_changes_nothing),
     };

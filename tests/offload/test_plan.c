@@ -67,6 +67,69 @@ static void tight_budgets_are_kept_or_refused(void **state)
     assert_true(fit > RANDOM_MODELS / 6 && fit < RANDOM_MODELS && nvme_used > RANDOM_MODELS / 8);
 }
 
+/* ---- inference ---- */
+
+static uint64_t padded(uint64_t bytes)
+{
+    return ot_round_up(bytes, OT_PAGE_BYTES);
+}
+
+/* What exists is counted by hand: homes of weights, and on the device weights, boundaries, data and workspace. */
+static void check_inference(const ot_plan_request *r, const ot_plan *plan)
+{
+    uint64_t homes = 0, weights = 0, boundary = padded(r->boundary_bytes);
+    for (size_t c = 0; c < plan->chunk_count; c++) {
+        homes += padded(plan->chunks[c].count * ot_dtype_bytes(r->weight_dtype));
+        for (int p = OT_PLANE_MASTER; p <= OT_PLANE_GRAD; p++)
+            assert_int_equal(plan->chunks[c].home[p], -1);
+    }
+    for (size_t l = 0; l < r->layer_count; l++)
+        weights += padded(r->layers[l].params * ot_dtype_bytes(r->weight_dtype));
+    assert_int_equal(plan->plane_bytes[OT_TIER_HOST][OT_PLANE_WEIGHT] +
+                         plan->plane_bytes[OT_TIER_NVME][OT_PLANE_WEIGHT],
+                     homes);
+    assert_int_equal(plan->peak_bytes[OT_TIER_NVME], plan->plane_bytes[OT_TIER_NVME][OT_PLANE_WEIGHT]);
+    uint64_t fixed = padded(r->data_bytes) + padded(r->workspace_bytes) + r->device_fixed_bytes +
+                     (r->micro_batches + 1) * boundary;
+    assert_true(plan->peak_bytes[OT_TIER_DEVICE] <= fixed + weights);
+    if (r->weights.automatic)
+        assert_int_equal(plan->peak_bytes[OT_TIER_DEVICE], fixed + weights);
+    assert_int_equal(plan->deferred_chunks, 0);
+    const ot_list_kind empty[] = {OT_LIST_FIRST, OT_LIST_STEADY, OT_LIST_DRAIN};
+    for (size_t i = 0; i < 3; i++)
+        assert_int_equal(plan->lists[empty[i]].count, 0);
+    assert_int_equal(plan->lists[OT_LIST_EVAL].lane_bytes[OT_LANE_D2H], 0);
+    assert_int_equal(plan->lists[OT_LIST_EVAL].lane_bytes[OT_LANE_NVME_WRITE], 0);
+}
+
+static void inference_holds_weights_alone(void **state)
+{
+    (void)state;
+    static model m;
+    size_t streamed = 0;
+    for (uint64_t seed = 0; seed < RANDOM_MODELS; seed++) {
+        ot_plan *plan;
+        model_random(&m, seed);
+        m.request.inference = 1;
+        m.request.update_in_backward = 0;
+        if (ot_plan_make(&m.request, &plan) != OT_OK)
+            fail_msg("seed %d: %s", (int)seed, ot_error_text());
+        check_all(&m.request, plan, seed);
+        check_inference(&m.request, plan);
+        m.request.budget[OT_TIER_DEVICE] = plan->peak_bytes[OT_TIER_DEVICE] * (50 + seed % 50) / 100;
+        ot_plan_free(plan);
+        if (ot_plan_make(&m.request, &plan) != OT_OK) {
+            assert_non_null(strstr(ot_error_text(), "device needs"));
+            continue;
+        }
+        streamed++;
+        check_all(&m.request, plan, seed);
+        ot_plan_free(plan);
+    }
+    print_message("%zu of %d fit with less device memory\n", streamed, RANDOM_MODELS);
+    assert_true(streamed > RANDOM_MODELS / 10);
+}
+
 static int same_work(const ot_operation *a, const ot_operation *b)
 {
     return a->kind == b->kind && a->stage == b->stage && a->layer == b->layer && a->chunk == b->chunk &&
@@ -321,8 +384,8 @@ static void suggestions_help_and_are_the_smallest(void **state)
 {
     (void)state;
     static model m;
-    size_t seen[OT_CHANGES] = {0}, together = 0;
-    for (uint64_t seed = 0; seed < 40; seed++) {
+    size_t seen[OT_CHANGES] = {0}, together = 0, inferences = 0;
+    for (uint64_t seed = 0; seed < 56; seed++) {
         uint64_t draws = seed;
         model_7b(&m, (size_t)4096 << draw(&draws, 4));
         machine_4090(&m, 8 << draw(&draws, 5), (int)draw(&draws, 2));
@@ -335,6 +398,8 @@ static void suggestions_help_and_are_the_smallest(void **state)
             r->weights = r->acts = (ot_placement){.tier = OT_TIER_DEVICE, .share = 1};
         if (draw(&draws, 2))
             r->states = r->grads = (ot_placement){.tier = OT_TIER_HOST, .share = 1};
+        r->inference = seed % 4 == 3;
+        inferences += r->inference && !fits(r);
         ot_suggestion s[OT_CHANGES];
         size_t count = ot_plan_suggest(r, s);
         assert_int_equal(count > 0, !fits(r));
@@ -355,6 +420,7 @@ static void suggestions_help_and_are_the_smallest(void **state)
             i = last;
         }
     }
+    assert_true(inferences > 0);
     for (int change = 0; change < OT_CHANGES; change++)
         print_message("change %d: %zu times\n", change, seen[change]);
     assert_true(seen[OT_CHANGE_DEVICE] > 0 && seen[OT_CHANGE_HOST] > 0 && seen[OT_CHANGE_NVME] > 0 &&
@@ -366,7 +432,7 @@ static void contradictions_are_refused(void **state)
     (void)state;
     static model m;
     ot_plan *plan;
-    for (int wrong = 0; wrong < 13; wrong++) {
+    for (int wrong = 0; wrong < 14; wrong++) {
         model_7b(&m, 4096);
         ot_plan_request *r = &m.request;
         ot_placement device = {.tier = OT_TIER_DEVICE, .share = 1},
@@ -408,6 +474,9 @@ static void contradictions_are_refused(void **state)
         case 11:
             m.layers[3].params = 0;
             break;
+        case 12:
+            r->inference = r->update_in_backward = 1;
+            break;
         default:
             r->weight_dtype = OT_FP16;
             break;
@@ -423,6 +492,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_plan_keeps_the_invariants),
         cmocka_unit_test(tight_budgets_are_kept_or_refused),
+        cmocka_unit_test(inference_holds_weights_alone),
         cmocka_unit_test(serial_lists_are_the_same),
         cmocka_unit_test(traffic_adds_up),
         cmocka_unit_test(nvme_takes_less_host_memory),

@@ -389,16 +389,19 @@ static void run(world *w, ot_list_kind kind, uint64_t *seed)
 
 void check_life(const ot_plan_request *request, const ot_plan *plan, uint64_t seed)
 {
-    static const ot_list_kind lists[] = {OT_LIST_LOAD,  OT_LIST_FIRST, OT_LIST_STEADY, OT_LIST_STEADY,
-                                         OT_LIST_DRAIN, OT_LIST_EVAL,  OT_LIST_SAVE,   OT_LIST_FIRST,
-                                         OT_LIST_DRAIN, OT_LIST_SAVE,  OT_LIST_FIRST,  OT_LIST_STEADY,
-                                         OT_LIST_DRAIN, OT_LIST_EVAL};
+    static const ot_list_kind training[] = {OT_LIST_LOAD,  OT_LIST_FIRST, OT_LIST_STEADY, OT_LIST_STEADY,
+                                            OT_LIST_DRAIN, OT_LIST_EVAL,  OT_LIST_SAVE,   OT_LIST_FIRST,
+                                            OT_LIST_DRAIN, OT_LIST_SAVE,  OT_LIST_FIRST,  OT_LIST_STEADY,
+                                            OT_LIST_DRAIN, OT_LIST_EVAL};
+    static const ot_list_kind inference[] = {OT_LIST_LOAD, OT_LIST_EVAL, OT_LIST_SAVE, OT_LIST_EVAL};
+    const ot_list_kind *lists = request->inference ? inference : training;
+    size_t count = (request->inference ? sizeof inference : sizeof training) / sizeof *lists;
     world w = {.request = request, .plan = plan};
     w.places = calloc(plan->place_count + 1, sizeof *w.places);
     w.version = calloc(plan->chunk_count, sizeof *w.version);
     w.handed = calloc(plan->chunk_count, sizeof *w.handed);
     w.reduced = calloc(request->layer_count, sizeof *w.reduced);
-    for (size_t l = 0; l < sizeof lists / sizeof *lists; l++)
+    for (size_t l = 0; l < count; l++)
         run(&w, lists[l], &seed);
     free(w.places);
     free(w.version);
