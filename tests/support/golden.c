@@ -5,52 +5,27 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "io/safetensors.h"
 #include "tests/support/test.h"
 
 struct golden {
-    unsigned char *file;
-    const unsigned char *data;
-    size_t data_bytes;
-    json_t *header, *config;
+    ot_tensor_set *set;
+    json_t *config;
     size_t decoded_count;
     void **decoded; /* what was handed out */
 };
 
-static unsigned char *read_file(const char *path, size_t *bytes)
-{
-    FILE *file = fopen(path, "rb");
-    if (file == NULL)
-        fail_msg("%s: cannot be opened; tests/golden/make.py makes it", path);
-    assert_int_equal(fseek(file, 0, SEEK_END), 0);
-    long size = ftell(file);
-    assert_true(size > 8);
-    rewind(file);
-    unsigned char *content = malloc((size_t)size);
-    assert_non_null(content);
-    assert_int_equal(fread(content, 1, (size_t)size, file), size);
-    fclose(file);
-    *bytes = (size_t)size;
-    return content;
-}
-
 golden *golden_open(const char *name)
 {
     char path[4096];
-    size_t bytes;
-    uint64_t header_bytes;
     golden *g = calloc(1, sizeof *g);
     assert_non_null(g);
     snprintf(path, sizeof path, "%s/%s.safetensors", OT_GOLDEN_FOLDER, name);
-    g->file = read_file(path, &bytes);
-    memcpy(&header_bytes, g->file, sizeof header_bytes);
-    assert_true(header_bytes <= bytes - 8);
-    g->header = json_loadb((const char *)g->file + 8, header_bytes, 0, NULL);
-    assert_non_null(g->header);
-    g->data = g->file + 8 + header_bytes;
-    g->data_bytes = bytes - 8 - header_bytes;
-    json_t *metadata = json_object_get(g->header, "__metadata__");
-    if (metadata != NULL) {
-        g->config = json_loads(json_string_value(json_object_get(metadata, "config")), 0, NULL);
+    if (ot_tensor_set_open_file(path, &g->set) != OT_OK)
+        fail_msg("%s; tests/golden/make.py makes it", ot_error_text());
+    const char *config = ot_tensor_set_metadata(g->set, "config");
+    if (config != NULL) {
+        g->config = json_loads(config, 0, NULL);
         assert_non_null(g->config);
     }
     return g;
@@ -61,61 +36,43 @@ void golden_close(golden *g)
     for (size_t i = 0; i < g->decoded_count; i++)
         free(g->decoded[i]);
     free(g->decoded);
-    json_decref(g->header);
     json_decref(g->config);
-    free(g->file);
+    ot_tensor_set_close(g->set);
     free(g);
 }
 
 int golden_has(const golden *g, const char *tensor)
 {
-    return json_object_get(g->header, tensor) != NULL;
+    return ot_tensor_set_find(g->set, tensor) != NULL;
 }
 
-static const json_t *find(const golden *g, const char *tensor)
+static const ot_file_tensor *find(const golden *g, const char *tensor)
 {
-    const json_t *entry = json_object_get(g->header, tensor);
-    if (entry == NULL)
+    const ot_file_tensor *found = ot_tensor_set_find(g->set, tensor);
+    if (found == NULL)
         fail_msg("no golden tensor %s", tensor);
-    return entry;
+    return found;
 }
 
 size_t golden_dimensions(const golden *g, const char *tensor)
 {
-    return json_array_size(json_object_get(find(g, tensor), "shape"));
+    return find(g, tensor)->spec.dimensions;
 }
 
 size_t golden_shape(const golden *g, const char *tensor, size_t dimension)
 {
-    const json_t *shape = json_object_get(find(g, tensor), "shape");
-    assert_true(dimension < json_array_size(shape));
-    return (size_t)json_integer_value(json_array_get(shape, dimension));
+    assert_true(dimension < golden_dimensions(g, tensor));
+    return (size_t)find(g, tensor)->spec.shape[dimension];
 }
 
 size_t golden_count(const golden *g, const char *tensor)
 {
-    size_t count = 1;
-    for (size_t i = 0; i < golden_dimensions(g, tensor); i++)
-        count *= golden_shape(g, tensor, i);
-    return count;
+    const ot_file_tensor *found = find(g, tensor);
+    return (size_t)found->bytes / ot_file_dtype_bytes(found->spec.dtype);
 }
 
-static const unsigned char *bytes_of(const golden *g, const char *tensor, size_t element_bytes)
-{
-    const json_t *offsets = json_object_get(find(g, tensor), "data_offsets");
-    size_t begin = (size_t)json_integer_value(json_array_get(offsets, 0));
-    size_t end = (size_t)json_integer_value(json_array_get(offsets, 1));
-    assert_true(begin <= end && end <= g->data_bytes);
-    assert_int_equal(end - begin, golden_count(g, tensor) * element_bytes);
-    return g->data + begin;
-}
-
-static const char *dtype_of(const golden *g, const char *tensor)
-{
-    return json_string_value(json_object_get(find(g, tensor), "dtype"));
-}
-
-static void *decode_into(golden *g, size_t bytes)
+/* Memory that lives until the file is closed. */
+static void *keep(golden *g, size_t bytes)
 {
     void *values = calloc(1, bytes + 1);
     g->decoded = realloc(g->decoded, (g->decoded_count + 1) * sizeof *g->decoded);
@@ -124,23 +81,26 @@ static void *decode_into(golden *g, size_t bytes)
     return g->decoded[g->decoded_count++] = values;
 }
 
+/* The tensor as it is stored, one of two dtypes. */
+static const void *content_of(golden *g, const char *tensor, ot_file_dtype wide, ot_file_dtype narrow)
+{
+    const ot_file_tensor *found = find(g, tensor);
+    void *content = keep(g, (size_t)found->bytes);
+    assert_true(found->spec.dtype == wide || found->spec.dtype == narrow);
+    assert_int_equal(ot_tensor_set_read(g->set, found, 0, content, found->bytes), OT_OK);
+    return content;
+}
+
 double *golden_doubles(golden *g, const char *tensor)
 {
     size_t n = golden_count(g, tensor);
-    double *values = decode_into(g, n * sizeof *values);
-    int narrow = strcmp(dtype_of(g, tensor), "BF16") == 0;
-    if (!narrow)
-        assert_string_equal(dtype_of(g, tensor), "F32");
-    const unsigned char *bytes = bytes_of(g, tensor, narrow ? 2 : 4);
+    double *values = keep(g, n * sizeof *values);
+    const void *content = content_of(g, tensor, OT_FILE_F32, OT_FILE_BF16);
+    int narrow = find(g, tensor)->spec.dtype == OT_FILE_BF16;
     for (size_t i = 0; i < n; i++) {
-        uint16_t half;
-        uint32_t bits;
+        uint32_t bits =
+            narrow ? (uint32_t)((const uint16_t *)content)[i] << 16 : ((const uint32_t *)content)[i];
         float value;
-        memcpy(&half, bytes + i * 2, sizeof half);
-        if (narrow)
-            bits = (uint32_t)half << 16;
-        else
-            memcpy(&bits, bytes + i * 4, sizeof bits);
         memcpy(&value, &bits, sizeof value);
         values[i] = (double)value;
     }
@@ -150,19 +110,11 @@ double *golden_doubles(golden *g, const char *tensor)
 int32_t *golden_integers(golden *g, const char *tensor)
 {
     size_t n = golden_count(g, tensor);
-    int32_t *values = decode_into(g, n * sizeof *values);
-    int narrow = strcmp(dtype_of(g, tensor), "I16") == 0;
-    if (!narrow)
-        assert_string_equal(dtype_of(g, tensor), "I32");
-    const unsigned char *bytes = bytes_of(g, tensor, narrow ? 2 : 4);
-    for (size_t i = 0; i < n; i++) {
-        int16_t half;
-        memcpy(&half, bytes + i * 2, sizeof half);
-        if (narrow)
-            values[i] = half;
-        else
-            memcpy(&values[i], bytes + i * 4, sizeof values[i]);
-    }
+    int32_t *values = keep(g, n * sizeof *values);
+    const void *content = content_of(g, tensor, OT_FILE_I32, OT_FILE_I16);
+    int narrow = find(g, tensor)->spec.dtype == OT_FILE_I16;
+    for (size_t i = 0; i < n; i++)
+        values[i] = narrow ? ((const int16_t *)content)[i] : ((const int32_t *)content)[i];
     return values;
 }
 
@@ -196,12 +148,10 @@ const char *golden_text(const golden *g, const char *key)
 
 const char *golden_name(const golden *g, const char *prefix, size_t index)
 {
-    const char *key;
-    json_t *value;
-    json_object_foreach(g->header, key, value)
-    {
-        if (strncmp(key, prefix, strlen(prefix)) == 0 && index-- == 0)
-            return key + strlen(prefix);
+    for (size_t i = 0; i < ot_tensor_set_count(g->set); i++) {
+        const char *name = ot_tensor_set_at(g->set, i)->spec.name;
+        if (strncmp(name, prefix, strlen(prefix)) == 0 && index-- == 0)
+            return name + strlen(prefix);
     }
     return NULL;
 }
