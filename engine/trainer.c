@@ -44,6 +44,17 @@ static void run_forward(const ot_trainer *t, const ot_operation *op, ot_stream *
                          ot_trainer_at(t, op->places[5]));
 }
 
+/* The logits of one row, and no loss. */
+static void run_logits(ot_trainer *t, const ot_operation *op, ot_stream *stream)
+{
+    const ot_model_config *config = &t->training.model->config;
+    const char *x = ot_trainer_at(t, op->places[2]);
+    ot_head_logits(&t->compute, stream, ot_trainer_at(t, op->places[0]), ot_trainer_at(t, op->places[1]),
+                   x + t->logits_row * config->C * ot_dtype_bytes(t->training.dtype), 1, t->logits,
+                   ot_trainer_at(t, op->places[5]));
+    ot_copy_d2h(stream, t->host_logits, t->logits, config->V * sizeof(float));
+}
+
 static void run_head(ot_trainer *t, const ot_operation *op, ot_stream *stream)
 {
     ot_batch batch = batch_of(t, op);
@@ -92,7 +103,10 @@ static ot_status on_compute(void *context, const ot_operation *op, ot_stream *st
         run_forward(t, op, stream);
         return OT_OK;
     case OT_OP_HEAD:
-        run_head(t, op, stream);
+        if (t->host_logits != NULL)
+            run_logits(t, op, stream);
+        else
+            run_head(t, op, stream);
         return OT_OK;
     case OT_OP_BACKWARD:
         run_backward(t, op, stream);
@@ -137,12 +151,13 @@ static ot_status open_memory(ot_trainer *t)
         OT_TRY(ot_arena_take(arena, t->plan->chunk_params * sizeof(int16_t), OT_PAGE_BYTES, &block));
         t->remainder = block;
     }
-    uint64_t rope_bytes = ot_training_rope_bytes(training);
-    OT_TRY(ot_device_arena_open(t->device, "trainer", rope_bytes + OT_PAGE_BYTES, &block));
+    uint64_t rope_bytes = ot_training_rope_bytes(training), logits_bytes = ot_training_logits_bytes(training);
+    OT_TRY(ot_device_arena_open(t->device, "trainer", rope_bytes + logits_bytes + OT_PAGE_BYTES, &block));
     t->loss_sum = block;
+    t->logits = (float *)(void *)((char *)block + OT_PAGE_BYTES);
     if (rope_bytes == 0)
         return OT_OK;
-    float *device_table = (float *)(void *)((char *)block + OT_PAGE_BYTES);
+    float *device_table = (float *)(void *)((char *)t->logits + logits_bytes);
     void *table;
     OT_TRY(ot_arena_take(arena, rope_bytes, OT_PAGE_BYTES, &table));
     ot_rope_table(&training->model->config.rope, training->model->config.HD, training->T, table);
@@ -368,6 +383,17 @@ ot_status ot_trainer_evaluate(ot_trainer *t, uint64_t trained_tokens, double *lo
     OT_TRY(ot_mover_run(t->mover, OT_LIST_EVAL));
     *loss = t->host_loss_sum / (double)trained_tokens;
     return OT_OK;
+}
+
+ot_status ot_trainer_logits(ot_trainer *t, size_t sequence, size_t row, float *logits)
+{
+    OT_ASSERT(t->training.M == 1 && sequence < t->training.B && row < t->training.T);
+    OT_TRY(ot_trainer_drain(t));
+    t->logits_row = sequence * t->training.T + row;
+    t->host_logits = logits;
+    ot_status status = ot_mover_run(t->mover, OT_LIST_EVAL);
+    t->host_logits = NULL;
+    return status;
 }
 
 ot_status ot_trainer_save(ot_trainer *t, const ot_sink *sink)

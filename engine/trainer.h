@@ -91,6 +91,10 @@ ot_status ot_trainer_drain(ot_trainer *trainer) OT_MUST_CHECK;
 /* Mean loss over `trained_tokens` of the data, nothing changed. Drains first. */
 ot_status ot_trainer_evaluate(ot_trainer *trainer, uint64_t trained_tokens, double *loss) OT_MUST_CHECK;
 
+/* logits [V] (FP32, host) of one row of one sequence: the forward pass over the data, and of the head that row alone; the
+ * targets are not read. For one micro-batch a step (M = 1), `sequence` < B, `row` < T. Nothing is changed. Drains first. */
+ot_status ot_trainer_logits(ot_trainer *trainer, size_t sequence, size_t row, float *logits) OT_MUST_CHECK;
+
 /* Hands the whole model to the sink, which outlives the call; for inference the weights as they are, in place of masters.
  * Drains first. */
 ot_status ot_trainer_save(ot_trainer *trainer, const ot_sink *sink) OT_MUST_CHECK;

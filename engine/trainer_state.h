@@ -22,6 +22,9 @@ struct ot_trainer {
     int16_t *remainder; /* host: what is left of them beside weights, for inference in bf16; otherwise NULL */
     double *loss_sum;   /* device: over the step's trained tokens */
     double host_loss_sum;
+    float *logits;      /* device: [V], of one row */
+    size_t logits_row;  /* of the micro-batch */
+    float *host_logits; /* where the head's row goes in place of its loss, or NULL */
 
     float grad_scale;           /* of the loss: loss scale / trained tokens */
     int update_due;             /* gradients of the last step wait for their update */

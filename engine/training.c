@@ -37,6 +37,11 @@ uint64_t ot_training_rope_bytes(const ot_training *training)
     return config->family == OT_FAMILY_LLAMA ? ot_rope_table_bytes(config->HD, training->T) : 0;
 }
 
+uint64_t ot_training_logits_bytes(const ot_training *training)
+{
+    return ot_round_up(training->model->config.V * sizeof(float), OT_PAGE_BYTES);
+}
+
 int ot_training_drops_remainder(const ot_training *training)
 {
     return training->inference && training->dtype == OT_BF16;
@@ -45,7 +50,9 @@ int ot_training_drops_remainder(const ot_training *training)
 /* The trainer's own arenas, rounded as arenas are. */
 uint64_t ot_training_device_bytes(const ot_training *training)
 {
-    return ot_round_up(ot_training_rope_bytes(training) + 2 * OT_PAGE_BYTES, OT_HUGE_PAGE_BYTES);
+    return ot_round_up(ot_training_rope_bytes(training) + ot_training_logits_bytes(training) +
+                           2 * OT_PAGE_BYTES,
+                       OT_HUGE_PAGE_BYTES);
 }
 
 uint64_t ot_training_host_bytes(const ot_training *training, uint64_t chunk_params)

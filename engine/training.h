@@ -13,6 +13,7 @@ ot_compute ot_training_compute(const ot_training *training, ot_device *device);
 
 uint64_t ot_training_data_bytes(const ot_training *training); /* of one step */
 uint64_t ot_training_rope_bytes(const ot_training *training);
+uint64_t ot_training_logits_bytes(const ot_training *training); /* of one row, in FP32 */
 
 /* Whether splitting a master leaves a remainder that nobody keeps: the weights are then those of a training, bit for bit. */
 int ot_training_drops_remainder(const ot_training *training);

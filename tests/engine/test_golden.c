@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/trainer.h"
 #include "tests/engine/fixture.h"
 #include "tests/support/golden.h"
 #include "tests/support/test.h"
@@ -238,6 +239,65 @@ static void test_first_step_in_fp16(void **state)
         check_first_step(names[i], OT_FP16);
 }
 
+/* ---- Logits by the trainer ---- */
+
+static ot_status fill_initial(void *context, const ot_chunk_values *chunk)
+{
+    const trial *t = context;
+    memcpy(chunk->master, t->masters[chunk->layer] + chunk->first, chunk->count * sizeof(float));
+    return OT_OK;
+}
+
+/* A row at a time, the logits of all rows of the first micro-batch. */
+static void check_logits(const trial *t, int inference, ot_tier weights)
+{
+    const ot_compute *c = &t->f->compute;
+    const ot_source source = {fill_initial, (void *)(uintptr_t)t};
+    size_t N = c->B * c->T, V = t->f->model->config.V;
+    ot_training training = {.model = t->f->model,
+                            .B = c->B,
+                            .T = c->T,
+                            .M = 1,
+                            .dtype = c->dtype,
+                            .grad_dtype = c->dtype,
+                            .source = &source,
+                            .inference = inference,
+                            .weights = {.tier = weights, .share = 1},
+                            .overlap = 1,
+                            .budget = {UINT64_C(1) << 28, UINT64_C(1) << 28, 0},
+                            .device = "cpu",
+                            .threads = 2};
+    ot_trainer *trainer;
+    if (ot_trainer_open(&training, &trainer) != OT_OK)
+        fail_msg("%s", ot_error_text());
+    const char *const parts[] = {"tokens", "targets", "positions", "doc_start"};
+    for (size_t i = 0; i < 4; i++)
+        memcpy(ot_trainer_data(trainer) + i * N, golden_integers(t->g, parts[i]), N * sizeof(int32_t));
+    float *logits = calloc(N * V, sizeof *logits);
+    assert_non_null(logits);
+    for (size_t row = N; row-- > 0;)
+        assert_int_equal(ot_trainer_logits(trainer, row / c->T, row % c->T, logits + row * V), OT_OK);
+    expect_tensor(t, "logits", logits, N * V, NULL, t->tolerance);
+    double loss;
+    assert_int_equal(ot_trainer_evaluate(trainer, 1, &loss), OT_OK); /* evaluation is as it was */
+    assert_true(loss > 0);
+    ot_trainer_close(trainer);
+    free(logits);
+}
+
+static void test_logits_by_the_trainer(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < MODELS; i++)
+        for (int sixteen = 0; sixteen < 2; sixteen++) {
+            trial t = open_trial(names[i], sixteen ? OT_BF16 : OT_FP32);
+            check_logits(&t, 1, OT_TIER_DEVICE);
+            check_logits(&t, 1, OT_TIER_HOST);
+            check_logits(&t, 0, OT_TIER_HOST);
+            close_trial(&t);
+        }
+}
+
 /* ---- Training ---- */
 
 typedef struct moments {
@@ -341,9 +401,8 @@ static void test_five_steps_in_fp32(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_first_step_in_fp32),
-        cmocka_unit_test(test_first_step_in_bf16),
-        cmocka_unit_test(test_first_step_in_fp16),
+        cmocka_unit_test(test_first_step_in_fp32), cmocka_unit_test(test_first_step_in_bf16),
+        cmocka_unit_test(test_first_step_in_fp16), cmocka_unit_test(test_logits_by_the_trainer),
         cmocka_unit_test(test_five_steps_in_fp32),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
