@@ -87,6 +87,7 @@ static ot_status predict(ot_draft *draft, double *seconds)
 {
     ot_list list;
     ot_timeline timeline;
+    OT_TRY(ot_draft_layout(draft));
     OT_TRY(ot_draft_list(draft, OT_LIST_STEADY, &list));
     ot_status status = ot_simulate(&list, &draft->rates, NULL, &timeline);
     free_list(&list);

@@ -202,6 +202,9 @@ static ot_status allocate(ot_draft *draft)
     draft->boundary = array(draft->S * draft->M, sizeof *draft->boundary, &complete);
     draft->stays = array(stays, sizeof *draft->stays, &complete);
     draft->slot_sizes = array(stays, sizeof *draft->slot_sizes, &complete);
+    draft->slot_last = array(stays, sizeof *draft->slot_last, &complete);
+    draft->stay_slot = array(stays, sizeof *draft->stay_slot, &complete);
+    draft->layer_stay = array(L, sizeof *draft->layer_stay, &complete);
     if (draft->plan != NULL) {
         draft->plan->layer_chunks = array(L, sizeof *draft->plan->layer_chunks, &complete);
         draft->plan->resident = array(L, sizeof *draft->plan->resident, &complete);
@@ -246,5 +249,8 @@ void ot_draft_close(ot_draft *draft)
     free(draft->boundary);
     free(draft->stays);
     free(draft->slot_sizes);
+    free(draft->slot_last);
+    free(draft->stay_slot);
+    free(draft->layer_stay);
     *draft = (ot_draft){0};
 }
