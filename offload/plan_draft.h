@@ -35,8 +35,8 @@ typedef struct ot_pool {
 typedef struct ot_stay {
     uint64_t bytes;
     int32_t first, last;
-    int32_t tag;  /* tells stays apart where they are sorted */
-    int32_t slot; /* of the slots made for these stays; then its place */
+    int32_t tag;    /* tells stays apart where they are sorted */
+    int32_t slot;   /* of the slots made for these stays; then its place */
     int32_t before; /* the stay that got the slot before this one, -1: none */
 } ot_stay;
 
@@ -57,18 +57,22 @@ typedef struct ot_draft {
      * visit. */
     int32_t (*weights)[OT_STAGE_LAYERS];
     uint8_t (*fetched)[OT_STAGE_LAYERS];
-    uint8_t *deferred;        /* by chunk: updated in the step after, and so its gradient has a home */
-    int32_t *boundary;        /* [S][M]: home of the boundary in front of a stage, -1: none */
-    ot_stay *stays;           /* [layer_count + V * OT_STAGE_LAYERS] */
-    uint64_t *slot_sizes;     /* as many, like the two that follow */
+    uint8_t *deferred;    /* by chunk: updated in the step after, and so its gradient has a home */
+    int32_t *boundary;    /* [S][M]: home of the boundary in front of a stage, -1: none */
+    ot_stay *stays;       /* [layer_count + V * OT_STAGE_LAYERS] */
+    uint64_t *slot_sizes; /* as many, like the two that follow */
     int32_t *slot_last, *stay_slot;
-    int32_t *layer_stay; /* by layer: its last stay so far */
-    int32_t sums[2];          /* device slots of the sums of squares */
+    int32_t *layer_stay;            /* by layer: its last stay so far */
+    int32_t sums[2];                /* device slots of the sums of squares */
     uint64_t ring_bytes[OT_PLANES]; /* of the largest chunk that passes through the ring */
-    ot_pool rings[OT_PLANES]; /* host: what passes between NVMe and the other lanes */
-    ot_pool act_slots;        /* device: the boundaries at hand */
-    size_t act_spare;         /* act_slots beyond one a micro-batch */
+    ot_pool rings[OT_PLANES];       /* host: what passes between NVMe and the other lanes */
+    ot_pool act_slots;              /* device: the boundaries at hand */
+    size_t act_spare;               /* act_slots beyond one a micro-batch */
 } ot_draft;
+
+/* What a step's list has at most: a computation and two moves a micro-batch and visit; for a chunk its update, five
+ * reads, four writes, its gradient's two moves, and a read and a copy for each of up to three visits that fetch it. */
+size_t ot_operations_most(const ot_plan_request *request, size_t chunks);
 
 /* Checks the request, cuts the chunks, and allocates everything but places and lists. */
 ot_status ot_draft_open(const ot_plan_request *request, ot_draft *draft) OT_MUST_CHECK;

@@ -149,8 +149,7 @@ static void next_homes(home_walk *walk, size_t c, ot_tier tiers[OT_PLANE_GRAD + 
     tiers[OT_PLANE_WEIGHT] = on_host ? OT_TIER_HOST : OT_TIER_NVME;
     tiers[OT_PLANE_MASTER] = tiers[OT_PLANE_MOMENT1] = tiers[OT_PLANE_MOMENT2] = states;
     tiers[OT_PLANE_GRAD] = next_chosen(&walk->grads) ? OT_TIER_HOST : OT_TIER_NVME;
-    draft->deferred[c] =
-        !draft->request->update_in_backward || next_chosen(&walk->deferred[states]) ? 1 : 0;
+    draft->deferred[c] = !draft->request->update_in_backward || next_chosen(&walk->deferred[states]) ? 1 : 0;
 }
 
 static ot_status place_homes(ot_draft *draft)
@@ -178,8 +177,7 @@ static ot_status place_homes(ot_draft *draft)
                 chunk->home[p] = NONE;
             if (bytes[p] == 0 || slots_alone)
                 continue;
-            ot_place place = {
-                .tier = tiers[p], .plane = (ot_plane)p, .bytes = bytes[p], .chunk = (int32_t)c};
+            ot_place place = {.tier = tiers[p], .plane = (ot_plane)p, .bytes = bytes[p], .chunk = (int32_t)c};
             if (draft->counting)
                 count_places(draft, tiers[p], (ot_plane)p, bytes[p], 1, 1);
             else
@@ -331,10 +329,10 @@ static ot_status place_weight_slots(ot_draft *draft)
             if (stay == NONE || (int32_t)v - draft->stays[stay].last > 2 * depth) {
                 draft->fetched[v][j] = 1;
                 stay = draft->layer_stay[l] = count++;
-                draft->stays[stay] = (ot_stay){
-                    .bytes = ot_plane_bytes(request, OT_PLANE_WEIGHT, request->layers[l].params),
-                    .first = (int32_t)v - depth,
-                    .tag = stay};
+                draft->stays[stay] =
+                    (ot_stay){.bytes = ot_plane_bytes(request, OT_PLANE_WEIGHT, request->layers[l].params),
+                              .first = (int32_t)v - depth,
+                              .tag = stay};
             }
             draft->stays[stay].last = (int32_t)v;
             draft->weights[v][j] = stay; /* until the stay has its slot */
