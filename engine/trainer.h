@@ -57,6 +57,10 @@ void ot_training_request(const ot_training *training, ot_plan_layer layers[], ot
 /* Makes the plan alone, which the caller frees. OT_ERR_FIT as ot_plan_make. */
 ot_status ot_training_plan(const ot_training *training, ot_plan **out) OT_MUST_CHECK;
 
+/* The same by ot_plan_outline, and by ot_plan_fits. */
+ot_status ot_training_outline(const ot_training *training, ot_plan **out) OT_MUST_CHECK;
+ot_status ot_training_fits(const ot_training *training) OT_MUST_CHECK;
+
 typedef struct ot_trainer ot_trainer;
 
 /* Plans, allocates everything, and fills the model from the source. */

@@ -141,7 +141,9 @@ void ot_training_request(const ot_training *training, ot_plan_layer layers[], ot
         request->budget[tier] = training->budget[tier];
 }
 
-ot_status ot_training_plan(const ot_training *training, ot_plan **out)
+typedef ot_status (*plan_call)(const ot_plan_request *request, ot_plan **out);
+
+static ot_status ask_plan(const ot_training *training, plan_call call, ot_plan **out)
 {
     size_t count = training->model->layer_count;
     ot_plan_layer *layers = calloc(count, sizeof *layers);
@@ -151,9 +153,31 @@ ot_status ot_training_plan(const ot_training *training, ot_plan **out)
         OT_TRY_GOTO(ot_fail(OT_ERR_INTERNAL, "out of memory for a plan of %zu layers", count), out);
     ot_plan_request request;
     ot_training_request(training, layers, stages, &request);
-    OT_TRY_GOTO(ot_plan_make(&request, out), out);
+    OT_TRY_GOTO(call(&request, out), out);
 out:
     free(stages);
     free(layers);
     return status;
+}
+
+ot_status ot_training_plan(const ot_training *training, ot_plan **out)
+{
+    return ask_plan(training, ot_plan_make, out);
+}
+
+ot_status ot_training_outline(const ot_training *training, ot_plan **out)
+{
+    return ask_plan(training, ot_plan_outline, out);
+}
+
+static ot_status fits(const ot_plan_request *request, ot_plan **out)
+{
+    *out = NULL;
+    return ot_plan_fits(request);
+}
+
+ot_status ot_training_fits(const ot_training *training)
+{
+    ot_plan *none;
+    return ask_plan(training, fits, &none);
 }

@@ -40,14 +40,24 @@ struct ot_builder {
     progress lane_progress[OT_LANES]; /* after the lane's last operation */
 };
 
-ot_status ot_builder_open(size_t place_count, int serial, ot_builder **out)
+/* What is not touched costs nothing, whereas growing copies. */
+static int make_room(ot_builder *builder, size_t operations)
+{
+    builder->room = builder->wait_room = operations;
+    builder->operations = malloc(operations * sizeof *builder->operations);
+    builder->progress = malloc(operations * sizeof *builder->progress);
+    builder->waits = malloc(operations * sizeof *builder->waits);
+    return builder->operations != NULL && builder->progress != NULL && builder->waits != NULL;
+}
+
+ot_status ot_builder_open(size_t place_count, size_t operations, int serial, ot_builder **out)
 {
     *out = NULL;
     ot_builder *builder = calloc(1, sizeof *builder);
     if (builder != NULL)
         builder->places = malloc((place_count + 1) * sizeof *builder->places);
-    if (builder == NULL || builder->places == NULL) {
-        free(builder);
+    if (builder == NULL || builder->places == NULL || !make_room(builder, operations + 1)) {
+        ot_builder_close(builder);
         return ot_fail(OT_ERR_INTERNAL, "no memory for a step list over %zu places", place_count);
     }
     builder->serial = serial;
@@ -299,6 +309,16 @@ void ot_builder_add(ot_builder *builder, const ot_operation *given)
     builder->progress[o] = known;
 }
 
+/* Cuts an array to its bytes; keeping it as it is does no harm. */
+static void give_back(void *array, size_t bytes)
+{
+    void *old, *cut;
+    memcpy(&old, array, sizeof old);
+    cut = realloc(old, bytes > 0 ? bytes : 1);
+    if (cut != NULL)
+        memcpy(array, &cut, sizeof cut);
+}
+
 ot_status ot_builder_finish(ot_builder *builder, ot_list *out)
 {
     *out = (ot_list){0};
@@ -310,6 +330,8 @@ ot_status ot_builder_finish(ot_builder *builder, ot_list *out)
     out->wait_count = builder->wait_count;
     builder->operations = NULL;
     builder->waits = NULL;
+    give_back(&out->operations, out->count * sizeof *out->operations);
+    give_back(&out->waits, out->wait_count * sizeof *out->waits);
     for (size_t o = 0; o < out->count; o++) {
         out->lane_bytes[out->operations[o].lane] += out->operations[o].bytes;
         out->flops += out->operations[o].flops;

@@ -14,9 +14,9 @@
 
 typedef struct ot_builder ot_builder;
 
-/* For a list over `place_count` places. `serial`: each operation waits for the one before, and for nothing
- * else. */
-ot_status ot_builder_open(size_t place_count, int serial, ot_builder **out) OT_MUST_CHECK;
+/* For a list over `place_count` places of about `operations` operations, for which room is made beforehand, or
+ * more. `serial`: each operation waits for the one before, and for nothing else. */
+ot_status ot_builder_open(size_t place_count, size_t operations, int serial, ot_builder **out) OT_MUST_CHECK;
 void ot_builder_close(ot_builder *builder); /* NULL is allowed */
 
 /* Adds a copy of the operation; lane and waits are the builder's to fill. Running out of memory is remembered

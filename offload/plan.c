@@ -14,7 +14,8 @@ enum {
     RING_CHUNKS = 8,
     DEPTHS = 3,
     CANDIDATES_MAX = 64,
-    DEFERRED_MAX = 8, /* sixteenths: forward is never half a step */
+    WORK_ENOUGH = 24000, /* visits of micro-batches that are simulated, of a step that has more */
+    DEFERRED_MAX = 8,    /* sixteenths: forward is never half a step */
 };
 
 const char *ot_tier_name(ot_tier tier)
@@ -84,16 +85,45 @@ static void free_list(ot_list *list)
     *list = (ot_list){0};
 }
 
-/* Seconds of a steady step, or of an evaluation, with the layout at hand. */
-static ot_status predict(ot_draft *draft, double *seconds)
+/* Seconds of a steady step, or of an evaluation, with the draft's choice. */
+static ot_status simulate_step(ot_draft *draft, double *seconds)
 {
     ot_list list;
     ot_timeline timeline;
+    OT_TRY(ot_draft_layout(draft));
     OT_TRY(ot_draft_list(draft, draft->request->inference ? OT_LIST_EVAL : OT_LIST_STEADY, &list));
     ot_status status = ot_simulate(&list, &draft->rates, NULL, &timeline);
     free_list(&list);
     *seconds = timeline.seconds;
     return status;
+}
+
+/* The same of a step of fewer micro-batches, with the same shares on each tier. */
+static ot_status simulate_shorter(const ot_draft *draft, size_t micro_batches, double *seconds)
+{
+    ot_plan_request request = *draft->request;
+    ot_draft shorter;
+    request.micro_batches = micro_batches;
+    OT_TRY(ot_draft_open(&request, &shorter));
+    shorter.choice = draft->choice;
+    shorter.choice.host_acts =
+        (size_t)((double)draft->choice.host_acts * (double)micro_batches / (double)draft->M + 0.5);
+    ot_status status = simulate_step(&shorter, seconds);
+    ot_draft_close(&shorter);
+    return status;
+}
+
+/* Beyond a number of micro-batches each further one adds the same time. */
+static ot_status predict(ot_draft *draft, double *seconds)
+{
+    size_t many = WORK_ENOUGH / draft->V, fewer = many / 2;
+    double of_many, of_fewer;
+    if (draft->M <= many || fewer == 0)
+        return simulate_step(draft, seconds);
+    OT_TRY(simulate_shorter(draft, fewer, &of_fewer));
+    OT_TRY(simulate_shorter(draft, many, &of_many));
+    *seconds = of_many + (of_many - of_fewer) * (double)(draft->M - many) / (double)(many - fewer);
+    return OT_OK;
 }
 
 typedef struct plan_search {
@@ -197,9 +227,41 @@ static ot_status does_not_fit(ot_draft *draft)
     return ot_fail(OT_ERR_FIT, "the plan does not fit: %s; %s; %s", text[0], text[1], text[2]);
 }
 
+ot_status ot_plan_fits(const ot_plan_request *request)
+{
+    ot_draft draft;
+    ot_status status;
+    int fits = 0;
+    OT_TRY(ot_draft_open(request, &draft));
+    for (int large_first = 1; large_first >= 0 && !fits; large_first--) {
+        ot_draft_smallest(&draft);
+        draft.choice.large_first = large_first;
+        OT_TRY_GOTO(ot_draft_fit_device(&draft, 1), out);
+        if (draft.choice.large_first != large_first)
+            break;
+        if (!ot_draft_exceeds(&draft))
+            OT_TRY_GOTO(ot_draft_fit_host(&draft, &fits), out);
+    }
+    status = fits ? OT_OK : does_not_fit(&draft);
+out:
+    ot_draft_close(&draft);
+    return status;
+}
+
 /* ---- the whole ---- */
 
-ot_status ot_plan_make(const ot_plan_request *request, ot_plan **out)
+static ot_status write_lists(ot_draft *draft)
+{
+    ot_plan *plan = draft->plan;
+    ot_timeline timeline;
+    for (int kind = 0; kind < OT_LISTS; kind++)
+        OT_TRY(ot_draft_list(draft, (ot_list_kind)kind, &plan->lists[kind]));
+    OT_TRY(ot_simulate(&plan->lists[OT_LIST_STEADY], &draft->rates, NULL, &timeline));
+    plan->predicted_s = timeline.seconds;
+    return OT_OK;
+}
+
+static ot_status make(const ot_plan_request *request, int with_lists, ot_plan **out)
 {
     ot_draft draft;
     ot_status status;
@@ -211,16 +273,26 @@ ot_status ot_plan_make(const ot_plan_request *request, ot_plan **out)
         OT_TRY_GOTO(does_not_fit(&draft), out);
     draft.choice = search.best;
     OT_TRY_GOTO(ot_draft_layout(&draft), out);
-    for (int kind = 0; kind < OT_LISTS; kind++)
-        OT_TRY_GOTO(ot_draft_list(&draft, (ot_list_kind)kind, &draft.plan->lists[kind]), out);
     draft.plan->prefetch_depth = search.best.prefetch_depth;
     draft.plan->ring = search.best.ring;
     draft.plan->predicted_s = search.best_s;
+    if (with_lists)
+        OT_TRY_GOTO(write_lists(&draft), out);
     *out = draft.plan;
     draft.plan = NULL;
 out:
     ot_draft_close(&draft);
     return status;
+}
+
+ot_status ot_plan_make(const ot_plan_request *request, ot_plan **out)
+{
+    return make(request, 1, out);
+}
+
+ot_status ot_plan_outline(const ot_plan_request *request, ot_plan **out)
+{
+    return make(request, 0, out);
 }
 
 void ot_plan_free(ot_plan *plan)

@@ -218,6 +218,10 @@ typedef struct ot_list {
     double flops;
 } ot_list;
 
+/* No list has more operations: this many take about 6 GB, and as much again while the plan is made. Requests that would
+ * are refused with OT_ERR_USAGE. */
+enum { OT_LIST_OPERATIONS_MAX = 1 << 25 };
+
 typedef struct ot_plan {
     /* The choices that were made. */
     int prefetch_depth, ring, update_in_backward;
@@ -246,6 +250,14 @@ typedef struct ot_plan {
 /* Makes a plan, which the caller frees with ot_plan_free. OT_ERR_FIT where the budgets do not hold it: the
  * text gives need and have per tier. OT_ERR_USAGE for choices that contradict each other. */
 ot_status ot_plan_make(const ot_plan_request *request, ot_plan **out) OT_MUST_CHECK;
+
+/* The same choices and places with empty lists, for weighing one request against another: predicted_s is then, with
+ * many micro-batches, drawn out from a shorter step. */
+ot_status ot_plan_outline(const ot_plan_request *request, ot_plan **out) OT_MUST_CHECK;
+
+/* Whether a plan can be made, by byte counts alone: OT_OK, or what ot_plan_make would fail with. */
+ot_status ot_plan_fits(const ot_plan_request *request) OT_MUST_CHECK;
+
 void ot_plan_free(ot_plan *plan); /* NULL is allowed */
 
 /* A change of a request that does not fit. */

@@ -51,6 +51,27 @@ static ot_status check_stages(const ot_plan_request *request)
     return OT_OK;
 }
 
+size_t ot_operations_most(const ot_plan_request *request, size_t chunks)
+{
+    const double per_micro_batch = 3, per_chunk = 18;
+    double visits = 2 * (double)request->stage_count - 1;
+    double most = per_micro_batch * visits * (double)request->micro_batches + per_chunk * (double)chunks;
+    return most < (double)(SIZE_MAX / 2) ? (size_t)most : SIZE_MAX / 2;
+}
+
+static ot_status check_length(const ot_plan_request *request, size_t chunks)
+{
+    size_t most = ot_operations_most(request, chunks);
+    if (most <= OT_LIST_OPERATIONS_MAX)
+        return OT_OK;
+    return ot_fail(
+        OT_ERR_USAGE,
+        "%zu micro-batches through %zu stages and %zu chunks make a step of up to %zu operations, "
+        "more than the %d that a list may have; take a larger --batch-size, so that there are fewer "
+        "micro-batches",
+        request->micro_batches, request->stage_count, chunks, most, (int)OT_LIST_OPERATIONS_MAX);
+}
+
 static ot_status check_request(const ot_plan_request *request)
 {
     OT_TRY(check_stages(request));
@@ -106,16 +127,19 @@ static uint64_t chunk_params(const ot_plan_request *request)
     return blocks * OT_SUM_BLOCK < CHUNK_PARAMS_MAX ? blocks * OT_SUM_BLOCK : CHUNK_PARAMS_MAX;
 }
 
+static uint64_t count_chunks(const ot_plan_request *request, uint64_t size)
+{
+    uint64_t count = 0;
+    for (size_t l = 0; l < request->layer_count; l++)
+        count += (request->layers[l].params - 1) / size + 1;
+    return count;
+}
+
 static ot_status cut_chunks(ot_draft *draft)
 {
     const ot_plan_request *request = draft->request;
     ot_plan *plan = draft->plan;
-    uint64_t size = plan->chunk_params = chunk_params(request);
-    uint64_t count = 0;
-    for (size_t l = 0; l < request->layer_count; l++)
-        count += (request->layers[l].params - 1) / size + 1;
-    if (count > INT_MAX / 8)
-        return ot_fail(OT_ERR_USAGE, "chunks of %llu elements are too many", (unsigned long long)size);
+    uint64_t size = plan->chunk_params = chunk_params(request), count = count_chunks(request, size);
     plan->chunks = calloc(count, sizeof *plan->chunks);
     draft->deferred = calloc(count, 1);
     if (plan->chunks == NULL || draft->deferred == NULL)
@@ -204,6 +228,9 @@ static ot_status allocate(ot_draft *draft)
     draft->boundary = array(draft->S * draft->M, sizeof *draft->boundary, &complete);
     draft->stays = array(stays, sizeof *draft->stays, &complete);
     draft->slot_sizes = array(stays, sizeof *draft->slot_sizes, &complete);
+    draft->slot_last = array(stays, sizeof *draft->slot_last, &complete);
+    draft->stay_slot = array(stays, sizeof *draft->stay_slot, &complete);
+    draft->layer_stay = array(L, sizeof *draft->layer_stay, &complete);
     if (draft->plan != NULL) {
         draft->plan->layer_chunks = array(L, sizeof *draft->plan->layer_chunks, &complete);
         draft->plan->resident = array(L, sizeof *draft->plan->resident, &complete);
@@ -216,6 +243,7 @@ ot_status ot_draft_open(const ot_plan_request *request, ot_draft *draft)
 {
     *draft = (ot_draft){.request = request};
     OT_TRY(check_request(request));
+    OT_TRY(check_length(request, count_chunks(request, chunk_params(request))));
     draft->S = request->stage_count;
     draft->M = request->micro_batches;
     draft->V = request->inference ? draft->S : 2 * draft->S - 1;
@@ -248,5 +276,8 @@ void ot_draft_close(ot_draft *draft)
     free(draft->boundary);
     free(draft->stays);
     free(draft->slot_sizes);
+    free(draft->slot_last);
+    free(draft->stay_slot);
+    free(draft->layer_stay);
     *draft = (ot_draft){0};
 }

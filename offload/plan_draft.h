@@ -35,8 +35,9 @@ typedef struct ot_pool {
 typedef struct ot_stay {
     uint64_t bytes;
     int32_t first, last;
-    int32_t tag;  /* the layer */
-    int32_t slot; /* of the slots made for these stays; then its place */
+    int32_t tag;    /* tells stays apart where they are sorted */
+    int32_t slot;   /* of the slots made for these stays; then its place */
+    int32_t before; /* the stay that got the slot before this one, -1: none */
 } ot_stay;
 
 typedef struct ot_draft {
@@ -46,6 +47,7 @@ typedef struct ot_draft {
     ot_choice choice;
     ot_plan *plan;
     size_t place_room;
+    int counting; /* the layout at hand is bytes alone: no place is written down */
 
     /* By layer: first visit of all, first and last visit of its gradient. */
     int32_t *first_visit, *first_backward, *last_backward;
@@ -55,15 +57,22 @@ typedef struct ot_draft {
      * visit. */
     int32_t (*weights)[OT_STAGE_LAYERS];
     uint8_t (*fetched)[OT_STAGE_LAYERS];
-    uint8_t *deferred;        /* by chunk: updated in the step after, and so its gradient has a home */
-    int32_t *boundary;        /* [S][M]: home of the boundary in front of a stage, -1: none */
-    ot_stay *stays;           /* [layer_count + V * OT_STAGE_LAYERS] */
-    uint64_t *slot_sizes;     /* as many */
-    int32_t sums[2];          /* device slots of the sums of squares */
-    ot_pool rings[OT_PLANES]; /* host: what passes between NVMe and the other lanes */
-    ot_pool act_slots;        /* device: the boundaries at hand */
-    size_t act_spare;         /* act_slots beyond one a micro-batch */
+    uint8_t *deferred;    /* by chunk: updated in the step after, and so its gradient has a home */
+    int32_t *boundary;    /* [S][M]: home of the boundary in front of a stage, -1: none */
+    ot_stay *stays;       /* [layer_count + V * OT_STAGE_LAYERS] */
+    uint64_t *slot_sizes; /* as many, like the two that follow */
+    int32_t *slot_last, *stay_slot;
+    int32_t *layer_stay;            /* by layer: its last stay so far */
+    int32_t sums[2];                /* device slots of the sums of squares */
+    uint64_t ring_bytes[OT_PLANES]; /* of the largest chunk that passes through the ring */
+    ot_pool rings[OT_PLANES];       /* host: what passes between NVMe and the other lanes */
+    ot_pool act_slots;              /* device: the boundaries at hand */
+    size_t act_spare;               /* act_slots beyond one a micro-batch */
 } ot_draft;
+
+/* What a step's list has at most: a computation and two moves a micro-batch and visit; for a chunk its update, five
+ * reads, four writes, its gradient's two moves, and a read and a copy for each of up to three visits that fetch it. */
+size_t ot_operations_most(const ot_plan_request *request, size_t chunks);
 
 /* Checks the request, cuts the chunks, and allocates everything but places and lists. */
 ot_status ot_draft_open(const ot_plan_request *request, ot_draft *draft) OT_MUST_CHECK;
@@ -72,8 +81,10 @@ void ot_draft_close(ot_draft *draft); /* the plan, too, if it is still there */
 /* Lays out all places for draft->choice and sums them up. */
 ot_status ot_draft_layout(ot_draft *draft) OT_MUST_CHECK;
 
-/* The same for the device alone, which depends on nothing that the other tiers hold: no homes, no host slots. */
-ot_status ot_draft_layout_device(ot_draft *draft) OT_MUST_CHECK;
+/* The sums alone, of the device, which depends on nothing that the other tiers hold; and of host and NVMe
+ * beside the device that was counted last. What they leave is good for sums, and not for lists. */
+ot_status ot_draft_count_device(ot_draft *draft) OT_MUST_CHECK;
+ot_status ot_draft_count_host(ot_draft *draft) OT_MUST_CHECK;
 
 /* Places to `boundary` etc. of the k-th of n things spread evenly: whether thing i is among the k. */
 static inline int ot_spread(size_t i, size_t k, size_t n)
@@ -83,7 +94,7 @@ static inline int ot_spread(size_t i, size_t k, size_t n)
 
 /* Completes draft->choice, in which prefetch_depth, ring, large_first and deferred_16th are set, so that as
  * much as possible is fast: first what is kept on the device, boundaries before weights with `acts_first`;
- * then what is in host memory. Sets *fits; where it does not, the layout is the smallest. */
+ * then what is in host memory. Sets *fits; where it does not, the sums are those of the smallest. */
 ot_status ot_draft_fit_device(ot_draft *draft, int acts_first) OT_MUST_CHECK;
 ot_status ot_draft_fit_host(ot_draft *draft, int *fits) OT_MUST_CHECK;
 

@@ -8,29 +8,36 @@ static size_t share_of(ot_placement placement, size_t count)
     return (size_t)(placement.share * (double)count + 0.5);
 }
 
-/* Tries a knob of the choice at `value`: whether what it fills still fits into its tier. */
-static ot_status try_value(ot_draft *draft, size_t *knob, size_t value, ot_tier tier, int *fits)
+/* Tries a knob of the choice at `value`. Sets how far its tier's budget is exceeded; negative: room is left. */
+static ot_status try_value(ot_draft *draft, size_t *knob, size_t value, ot_tier tier, double *excess)
 {
     *knob = value;
-    OT_TRY(tier == OT_TIER_DEVICE ? ot_draft_layout_device(draft) : ot_draft_layout(draft));
-    *fits = draft->plan->peak_bytes[tier] <= draft->request->budget[tier];
+    OT_TRY(tier == OT_TIER_DEVICE ? ot_draft_count_device(draft) : ot_draft_count_host(draft));
+    uint64_t peak = draft->plan->peak_bytes[tier], budget = draft->request->budget[tier];
+    *excess = peak > budget ? (double)(peak - budget) : -(double)(budget - peak);
     return OT_OK;
 }
 
-/* Turns a knob up as far as its tier allows, and leaves the layout so; on the device that of the device alone. */
+/* Turns a knob up as far as its tier allows, and leaves the sums so. Bytes grow about evenly with the knob, so
+ * that the next value to try is where the budget would then be reached; halving every third time bounds the
+ * number of tries where they do not. */
 static ot_status maximise(ot_draft *draft, size_t *knob, size_t most, ot_tier tier)
 {
-    int fits;
     size_t low = 0, high = most;
-    OT_TRY(try_value(draft, knob, most, tier, &fits));
-    if (fits)
+    double excess, below, above;
+    OT_TRY(try_value(draft, knob, most, tier, &above));
+    if (above <= 0)
         return OT_OK;
-    while (low + 1 < high) {
-        size_t middle = low + (high - low) / 2;
-        OT_TRY(try_value(draft, knob, middle, tier, &fits));
-        *(fits ? &low : &high) = middle;
+    OT_TRY(try_value(draft, knob, 0, tier, &below));
+    for (int tries = 1; below <= 0 && low + 1 < high; tries++) {
+        double part = tries % 3 == 0 ? 0.5 : below / (below - above);
+        size_t step = (size_t)(part * (double)(high - low));
+        size_t middle = low + (step < 1 ? 1 : step < high - low ? step : high - low - 1);
+        OT_TRY(try_value(draft, knob, middle, tier, &excess));
+        *(excess <= 0 ? &low : &high) = middle;
+        *(excess <= 0 ? &below : &above) = excess;
     }
-    return try_value(draft, knob, low, tier, &fits);
+    return *knob == low ? OT_OK : try_value(draft, knob, low, tier, &excess);
 }
 
 /* ---- device ---- */
@@ -57,7 +64,8 @@ ot_status ot_draft_fit_device(ot_draft *draft, int acts_first)
     /* Which layers come first makes no difference where all or none are kept. */
     if (choice->resident_layers == 0 || choice->resident_layers == layers)
         choice->large_first = 1;
-    return ot_draft_layout(draft);
+    OT_TRY(ot_draft_count_device(draft));
+    return ot_draft_count_host(draft);
 }
 
 /* ---- host ---- */
@@ -107,7 +115,7 @@ ot_status ot_draft_fit_host(ot_draft *draft, int *fits)
                           : on_host     ? share_of(knobs[k].placement, knobs[k].most)
                                         : 0;
     }
-    OT_TRY(ot_draft_layout(draft));
+    OT_TRY(ot_draft_count_host(draft));
     *fits = all_fit(draft);
     if (*fits || draft->request->budget[OT_TIER_NVME] == 0)
         return OT_OK;
@@ -117,7 +125,7 @@ ot_status ot_draft_fit_host(ot_draft *draft, int *fits)
     for (int k = 0; k < HOST_KNOBS; k++)
         if (knobs[k].free)
             OT_TRY(maximise(draft, knobs[k].value, knobs[k].most, OT_TIER_HOST));
-    OT_TRY(ot_draft_layout(draft));
+    OT_TRY(ot_draft_count_host(draft));
     *fits = all_fit(draft);
     return OT_OK;
 }

@@ -443,7 +443,10 @@ ot_status ot_draft_list(ot_draft *draft, ot_list_kind kind, ot_list *out)
     ot_status status;
     if (e.x == NULL || e.returned == NULL || e.fetches == NULL || e.fetch_host == NULL)
         OT_TRY_GOTO(ot_fail(OT_ERR_INTERNAL, "no memory for a list of %zu chunks", chunks), out);
-    OT_TRY_GOTO(ot_builder_open(draft->plan->place_count, !draft->request->overlap, &e.builder), out);
+    int is_step = kind == OT_LIST_FIRST || kind == OT_LIST_STEADY;
+    size_t operations = is_step ? ot_operations_most(draft->request, chunks) : chunks;
+    OT_TRY_GOTO(ot_builder_open(draft->plan->place_count, operations, !draft->request->overlap, &e.builder),
+                out);
     write_list(&e, kind);
     status = ot_builder_finish(e.builder, out);
 out:

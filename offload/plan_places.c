@@ -8,10 +8,31 @@
 
 enum { NONE = -1 };
 
+/* Adds `count` places' bytes to their tier. */
+static void count_places(ot_draft *draft, ot_tier tier, ot_plane plane, uint64_t bytes, uint64_t count,
+                         int is_home)
+{
+    ot_plan *plan = draft->plan;
+    uint64_t padded = ot_round_up(bytes, OT_PAGE_BYTES) * count;
+    plan->arena_bytes[tier] += padded;
+    if (is_home)
+        plan->plane_bytes[tier][plane] += padded;
+    else
+        plan->slot_bytes[tier] += padded;
+}
+
 static ot_status add_place(ot_draft *draft, ot_place place, int is_home, int32_t *out)
 {
     ot_plan *plan = draft->plan;
-    if (plan->place_count == draft->place_room) {
+    if (place.tier == OT_TIER_NVME)
+        place.offset = plan->nvme_chunk_count++;
+    else
+        place.offset = plan->arena_bytes[place.tier];
+    count_places(draft, place.tier, place.plane, place.bytes, 1, is_home);
+    *out = (int32_t)plan->place_count++;
+    if (draft->counting)
+        return OT_OK;
+    if ((size_t)*out == draft->place_room) {
         size_t room = draft->place_room ? draft->place_room * 2 : 1024;
         ot_place *places = reallocarray(plan->places, room, sizeof *places);
         if (places == NULL)
@@ -19,18 +40,7 @@ static ot_status add_place(ot_draft *draft, ot_place place, int is_home, int32_t
         plan->places = places;
         draft->place_room = room;
     }
-    uint64_t padded = ot_round_up(place.bytes, OT_PAGE_BYTES);
-    if (place.tier == OT_TIER_NVME)
-        place.offset = plan->nvme_chunk_count++;
-    else
-        place.offset = plan->arena_bytes[place.tier];
-    plan->arena_bytes[place.tier] += padded;
-    if (is_home)
-        plan->plane_bytes[place.tier][place.plane] += padded;
-    else
-        plan->slot_bytes[place.tier] += padded;
-    *out = (int32_t)plan->place_count;
-    plan->places[plan->place_count++] = place;
+    plan->places[*out] = place;
     return OT_OK;
 }
 
@@ -85,47 +95,93 @@ static ot_status place_resident(ot_draft *draft)
 
 /* ---- homes ---- */
 
-static ot_tier weight_tier(const ot_draft *draft, size_t c, ot_tier states, size_t *streamed_seen,
-                           size_t streamed)
+/* Walks over n things of which k are chosen, spread evenly: ot_spread of 0, 1, 2, … without its divisions. */
+typedef struct spread_walk {
+    size_t k, n, sum;
+} spread_walk;
+
+static int next_chosen(spread_walk *walk)
 {
+    walk->sum += walk->k;
+    if (walk->n == 0 || walk->sum < walk->n)
+        return 0;
+    walk->sum -= walk->n;
+    return 1;
+}
+
+/* Walks over the chunks and says on which tier each plane has its home. */
+typedef struct home_walk {
+    ot_draft *draft;
+    int weights_forced;
+    spread_walk states, weights, grads;
+    spread_walk deferred[OT_TIERS]; /* so that what is deferred comes from both tiers alike */
+} home_walk;
+
+static home_walk start_homes(ot_draft *draft)
+{
+    const ot_plan *plan = draft->plan;
     const ot_plan_request *request = draft->request;
+    const ot_choice *choice = &draft->choice;
+    size_t n = plan->chunk_count, streamed = 0;
     int forced = !ot_is_automatic(request->weights) && request->weights.tier != OT_TIER_DEVICE;
-    if (forced)
-        return ot_spread(c, draft->choice.host_weights, draft->plan->chunk_count) ? OT_TIER_HOST
-                                                                                  : OT_TIER_NVME;
-    if (draft->plan->resident[draft->plan->chunks[c].layer] != NONE)
-        return states;
-    int on_host = ot_spread((*streamed_seen)++, draft->choice.host_weights, streamed);
-    return on_host ? OT_TIER_HOST : states;
+    for (size_t l = 0; l < request->layer_count; l++)
+        streamed += plan->resident[l] == NONE ? plan->layer_chunks[l + 1] - plan->layer_chunks[l] : 0;
+    home_walk walk = {.draft = draft,
+                      .weights_forced = forced,
+                      .states = {choice->host_states, n, 0},
+                      .weights = {choice->host_weights, forced ? n : streamed, 0},
+                      .grads = {choice->host_grads, n, 0}};
+    for (int tier = 0; tier < OT_TIERS; tier++)
+        walk.deferred[tier] = (spread_walk){(size_t)choice->deferred_16th, 16, 0};
+    return walk;
+}
+
+/* The tiers of the next chunk's planes, in their order; whether its gradient has none is in draft->deferred. */
+static void next_homes(home_walk *walk, size_t c, ot_tier tiers[OT_PLANE_GRAD + 1])
+{
+    ot_draft *draft = walk->draft;
+    ot_tier states = next_chosen(&walk->states) ? OT_TIER_HOST : OT_TIER_NVME;
+    int on_host = states == OT_TIER_HOST;
+    if (walk->weights_forced)
+        on_host = next_chosen(&walk->weights);
+    else if (draft->plan->resident[draft->plan->chunks[c].layer] == NONE)
+        on_host |= next_chosen(&walk->weights);
+    tiers[OT_PLANE_WEIGHT] = on_host ? OT_TIER_HOST : OT_TIER_NVME;
+    tiers[OT_PLANE_MASTER] = tiers[OT_PLANE_MOMENT1] = tiers[OT_PLANE_MOMENT2] = states;
+    tiers[OT_PLANE_GRAD] = next_chosen(&walk->grads) ? OT_TIER_HOST : OT_TIER_NVME;
+    draft->deferred[c] = !draft->request->inference &&
+                         (!draft->request->update_in_backward || next_chosen(&walk->deferred[states]));
 }
 
 static ot_status place_homes(ot_draft *draft)
 {
     ot_plan *plan = draft->plan;
-    const ot_choice *choice = &draft->choice;
-    size_t n = plan->chunk_count, streamed = 0, streamed_seen = 0;
-    for (size_t c = 0; c < n; c++)
-        streamed += plan->resident[plan->chunks[c].layer] == NONE;
-    size_t seen[OT_TIERS] = {0}; /* so that what is deferred comes from both tiers alike */
+    home_walk walk = start_homes(draft);
+    uint64_t usual[OT_PLANE_GRAD + 1], bytes[OT_PLANE_GRAD + 1];
     plan->deferred_chunks = 0;
-    for (size_t c = 0; c < n; c++) {
+    memset(draft->ring_bytes, 0, sizeof draft->ring_bytes);
+    for (int p = 0; p <= OT_PLANE_GRAD; p++)
+        usual[p] = ot_plane_bytes(draft->request, (ot_plane)p, plan->chunk_params);
+    for (size_t c = 0; c < plan->chunk_count; c++) {
         ot_chunk *chunk = &plan->chunks[c];
-        ot_tier states = ot_spread(c, choice->host_states, n) ? OT_TIER_HOST : OT_TIER_NVME;
-        ot_tier weight = weight_tier(draft, c, states, &streamed_seen, streamed);
-        draft->deferred[c] =
-            !draft->request->inference && (!draft->request->update_in_backward ||
-                                           ot_spread(seen[states]++, (size_t)choice->deferred_16th, 16));
+        ot_tier tiers[OT_PLANE_GRAD + 1];
+        next_homes(&walk, c, tiers);
         plan->deferred_chunks += draft->deferred[c];
         for (int p = OT_PLANE_WEIGHT; p <= OT_PLANE_GRAD; p++) {
-            ot_plane plane = (ot_plane)p;
-            ot_place place = {.tier = states, .plane = plane, .chunk = (int32_t)c};
-            place.bytes = ot_plane_bytes(draft->request, plane, chunk->count);
-            if (plane == OT_PLANE_WEIGHT)
-                place.tier = weight;
-            if (plane == OT_PLANE_GRAD)
-                place.tier = ot_spread(c, choice->host_grads, n) ? OT_TIER_HOST : OT_TIER_NVME;
-            chunk->home[p] = NONE;
-            if (place.bytes > 0 && (plane != OT_PLANE_GRAD || draft->deferred[c]))
+            bytes[p] = chunk->count == plan->chunk_params
+                           ? usual[p]
+                           : ot_plane_bytes(draft->request, (ot_plane)p, chunk->count);
+            int slots_alone = p == OT_PLANE_GRAD && !draft->deferred[c];
+            if ((slots_alone || tiers[p] == OT_TIER_NVME) && bytes[p] > draft->ring_bytes[p])
+                draft->ring_bytes[p] = bytes[p];
+            if (!draft->counting)
+                chunk->home[p] = NONE;
+            if (bytes[p] == 0 || slots_alone)
+                continue;
+            ot_place place = {.tier = tiers[p], .plane = (ot_plane)p, .bytes = bytes[p], .chunk = (int32_t)c};
+            if (draft->counting)
+                count_places(draft, tiers[p], (ot_plane)p, bytes[p], 1, 1);
+            else
                 OT_TRY(add_place(draft, place, 1, &chunk->home[p]));
         }
     }
@@ -133,10 +189,22 @@ static ot_status place_homes(ot_draft *draft)
 }
 
 /* Boundaries 1 … S-2: the one in front of the head is used up where it is. */
+static void count_boundaries(ot_draft *draft, int of_device)
+{
+    uint64_t bytes = draft->request->boundary_bytes, host = draft->choice.host_acts;
+    uint64_t on_device = draft->choice.device_boundaries * draft->M, all = (draft->S - 2) * draft->M;
+    if (of_device) {
+        count_places(draft, OT_TIER_DEVICE, OT_PLANE_ACTIVATION, bytes, on_device, 1);
+        return;
+    }
+    count_places(draft, OT_TIER_HOST, OT_PLANE_ACTIVATION, bytes, host, 1);
+    count_places(draft, OT_TIER_NVME, OT_PLANE_ACTIVATION, bytes, all - on_device - host, 1);
+}
+
 static ot_status place_boundaries(ot_draft *draft)
 {
     size_t on_device = draft->choice.device_boundaries, S = draft->S, M = draft->M;
-    size_t elsewhere = (S - 2 - on_device) * M, seen = 0;
+    spread_walk on_host = {draft->choice.host_acts, (S - 2 - on_device) * M, 0};
     for (size_t i = 0; i < S * M; i++)
         draft->boundary[i] = NONE;
     if (draft->request->inference)
@@ -148,8 +216,7 @@ static ot_status place_boundaries(ot_draft *draft)
             if (s + 1 + on_device >= S)
                 place.tier = OT_TIER_DEVICE;
             else
-                place.tier =
-                    ot_spread(seen++, draft->choice.host_acts, elsewhere) ? OT_TIER_HOST : OT_TIER_NVME;
+                place.tier = next_chosen(&on_host) ? OT_TIER_HOST : OT_TIER_NVME;
             OT_TRY(add_place(draft, place, 1, &draft->boundary[s * M + m]));
         }
     return OT_OK;
@@ -179,18 +246,21 @@ static int by_time(const void *a, const void *b)
     return order != 0 ? order : larger_first(a, b);
 }
 
-static int is_free(const ot_stay *stays, size_t count, int32_t slot, const ot_stay *wanted)
+/* Whether a slot, given by the last of the stays it has got, is free for another. */
+static int is_free(const ot_stay *stays, int32_t last, const ot_stay *wanted)
 {
-    for (size_t i = 0; i < count; i++)
-        if (stays[i].slot == slot && stays[i].first <= wanted->last && wanted->first <= stays[i].last)
+    for (int32_t i = last; i != NONE; i = stays[i].before)
+        if (stays[i].first <= wanted->last && wanted->first <= stays[i].last)
             return 0;
     return 1;
 }
 
 /* Gives each stay, in the order they have, the free slot that grows least and is least too large. Returns the
  * bytes of all slots. */
-static uint64_t assign_slots(ot_stay *stays, size_t count, uint64_t sizes[], size_t *slots)
+static uint64_t assign_slots(ot_draft *draft, ot_stay *stays, size_t count, size_t *slots)
 {
+    uint64_t *sizes = draft->slot_sizes;
+    int32_t *last = draft->slot_last;
     uint64_t total = 0;
     *slots = 0;
     for (size_t i = 0; i < count; i++) {
@@ -198,14 +268,19 @@ static uint64_t assign_slots(ot_stay *stays, size_t count, uint64_t sizes[], siz
         uint64_t best_cost = UINT64_MAX;
         for (size_t slot = 0; slot < *slots; slot++) {
             uint64_t cost = sizes[slot] >= stays[i].bytes ? sizes[slot] - stays[i].bytes : UINT64_MAX / 2;
-            if (cost < best_cost && is_free(stays, i, (int32_t)slot, &stays[i])) {
+            if (cost < best_cost && is_free(stays, last[slot], &stays[i])) {
                 best = slot;
                 best_cost = cost;
             }
         }
-        if (best == *slots)
-            sizes[(*slots)++] = 0;
+        if (best == *slots) {
+            sizes[best] = 0;
+            last[best] = NONE;
+            (*slots)++;
+        }
         stays[i].slot = (int32_t)best;
+        stays[i].before = last[best];
+        last[best] = (int32_t)i;
         uint64_t more = stays[i].bytes > sizes[best] ? stays[i].bytes - sizes[best] : 0;
         sizes[best] += more;
         total += more;
@@ -221,12 +296,12 @@ static ot_status share_slots(ot_draft *draft, ot_plane plane, ot_stay *stays, si
     if (count == 0)
         return OT_OK;
     qsort(stays, count, sizeof *stays, by_size);
-    uint64_t by_size_bytes = assign_slots(stays, count, draft->slot_sizes, &slots);
+    uint64_t by_size_bytes = assign_slots(draft, stays, count, &slots);
     qsort(stays, count, sizeof *stays, by_time);
-    uint64_t by_time_bytes = assign_slots(stays, count, draft->slot_sizes, &slots);
+    uint64_t by_time_bytes = assign_slots(draft, stays, count, &slots);
     if (by_size_bytes < by_time_bytes) {
         qsort(stays, count, sizeof *stays, by_size);
-        assign_slots(stays, count, draft->slot_sizes, &slots);
+        assign_slots(draft, stays, count, &slots);
     }
     int32_t first = (int32_t)draft->plan->place_count;
     for (size_t slot = 0; slot < slots; slot++) {
@@ -243,36 +318,36 @@ static ot_status share_slots(ot_draft *draft, ot_plane plane, ot_stay *stays, si
 static ot_status place_weight_slots(ot_draft *draft)
 {
     const ot_plan_request *request = draft->request;
-    int32_t depth = draft->choice.prefetch_depth;
-    size_t count = 0;
-    for (size_t l = 0; l < request->layer_count; l++) {
-        int32_t last = INT_MIN / 2;
-        for (size_t v = 0; v < draft->V; v++)
-            for (int j = 0; j < OT_STAGE_LAYERS; j++) {
-                if (request->stages[ot_visit_stage(draft, v)].layers[j] != (int)l)
-                    continue;
-                draft->fetched[v][j] = 0;
-                draft->weights[v][j] = draft->plan->resident[l];
-                if (draft->plan->resident[l] != NONE)
-                    continue;
-                if ((int32_t)v - last > 2 * depth) {
-                    draft->fetched[v][j] = 1;
-                    draft->stays[count++] = (ot_stay){
-                        .bytes = ot_plane_bytes(request, OT_PLANE_WEIGHT, request->layers[l].params),
-                        .first = (int32_t)v - depth,
-                        .tag = (int32_t)l};
-                }
-                draft->stays[count - 1].last = last = (int32_t)v;
-            }
-    }
-    OT_TRY(share_slots(draft, OT_PLANE_WEIGHT, draft->stays, count));
+    int32_t depth = draft->choice.prefetch_depth, count = 0;
+    for (size_t l = 0; l < request->layer_count; l++)
+        draft->layer_stay[l] = NONE;
     for (size_t v = 0; v < draft->V; v++)
         for (int j = 0; j < OT_STAGE_LAYERS; j++) {
             int l = request->stages[ot_visit_stage(draft, v)].layers[j];
-            for (size_t i = 0; l >= 0 && draft->plan->resident[l] == NONE && i < count; i++)
-                if (draft->stays[i].tag == l && draft->stays[i].first <= (int32_t)v &&
-                    (int32_t)v <= draft->stays[i].last)
-                    draft->weights[v][j] = draft->stays[i].slot;
+            draft->fetched[v][j] = 0;
+            draft->weights[v][j] = l >= 0 ? draft->plan->resident[l] : NONE;
+            if (l < 0 || draft->plan->resident[l] != NONE)
+                continue;
+            int32_t stay = draft->layer_stay[l];
+            if (stay == NONE || (int32_t)v - draft->stays[stay].last > 2 * depth) {
+                draft->fetched[v][j] = 1;
+                stay = draft->layer_stay[l] = count++;
+                draft->stays[stay] =
+                    (ot_stay){.bytes = ot_plane_bytes(request, OT_PLANE_WEIGHT, request->layers[l].params),
+                              .first = (int32_t)v - depth,
+                              .tag = stay};
+            }
+            draft->stays[stay].last = (int32_t)v;
+            draft->weights[v][j] = stay; /* until the stay has its slot */
+        }
+    OT_TRY(share_slots(draft, OT_PLANE_WEIGHT, draft->stays, (size_t)count));
+    for (int32_t i = 0; i < count; i++)
+        draft->stay_slot[draft->stays[i].tag] = draft->stays[i].slot;
+    for (size_t v = 0; v < draft->V; v++)
+        for (int j = 0; j < OT_STAGE_LAYERS; j++) {
+            int l = request->stages[ot_visit_stage(draft, v)].layers[j];
+            if (l >= 0 && draft->plan->resident[l] == NONE)
+                draft->weights[v][j] = draft->stay_slot[draft->weights[v][j]];
         }
     return OT_OK;
 }
@@ -335,24 +410,6 @@ static int updates_in_backward(const ot_draft *draft)
     return draft->request->update_in_backward && draft->plan->deferred_chunks < draft->plan->chunk_count;
 }
 
-/* Bytes of the largest chunk of a plane that passes through a slot. */
-static uint64_t ring_bytes(const ot_draft *draft, ot_plane plane)
-{
-    const ot_plan *plan = draft->plan;
-    uint64_t largest = 0;
-    if (plane == OT_PLANE_ACTIVATION)
-        return draft->request->boundary_bytes;
-    for (size_t c = 0; c < plan->chunk_count; c++) {
-        int32_t home = plan->chunks[c].home[plane];
-        int in_slots_alone = home == NONE && plane == OT_PLANE_GRAD;
-        if (!in_slots_alone && (home == NONE || plan->places[home].tier != OT_TIER_NVME))
-            continue;
-        uint64_t bytes = ot_plane_bytes(draft->request, plane, plan->chunks[c].count);
-        largest = largest > bytes ? largest : bytes;
-    }
-    return largest;
-}
-
 /* `ring` slots between NVMe and the other lanes, but no more than what they stand for would fill; twice as many for
  * gradients that meet their update inside backward. */
 static size_t ring_slots(const ot_draft *draft, ot_plane plane, uint64_t slot_bytes)
@@ -373,42 +430,68 @@ static ot_status place_host_slots(ot_draft *draft)
                         request->inference ? 0 : sums_bytes(request->layers[l].params), &plan->partials[l]));
     for (int p = 0; p < OT_PLANES; p++) {
         ot_plane plane = (ot_plane)p;
-        uint64_t bytes = ring_bytes(draft, plane);
+        uint64_t bytes = plane == OT_PLANE_ACTIVATION ? request->boundary_bytes : draft->ring_bytes[p];
         size_t count = ring_slots(draft, plane, ot_round_up(bytes, OT_PAGE_BYTES));
         OT_TRY(add_pool(draft, OT_TIER_HOST, plane, bytes, count, &draft->rings[p]));
     }
     return OT_OK;
 }
 
-static ot_status lay_out(ot_draft *draft, int device_only)
+/* ---- the whole ---- */
+
+static void forget(ot_draft *draft, ot_tier tier)
 {
     ot_plan *plan = draft->plan;
-    plan->place_count = plan->nvme_chunk_count = 0;
-    memset(plan->plane_bytes, 0, sizeof plan->plane_bytes);
-    memset(plan->slot_bytes, 0, sizeof plan->slot_bytes);
-    memset(plan->arena_bytes, 0, sizeof plan->arena_bytes);
+    memset(plan->plane_bytes[tier], 0, sizeof plan->plane_bytes[tier]);
+    plan->slot_bytes[tier] = plan->arena_bytes[tier] = 0;
+}
+
+static void add_fixed(ot_draft *draft, ot_tier tier, uint64_t fixed_bytes)
+{
+    draft->plan->slot_bytes[tier] += fixed_bytes;
+    draft->plan->peak_bytes[tier] = draft->plan->arena_bytes[tier] + fixed_bytes;
+}
+
+ot_status ot_draft_count_device(ot_draft *draft)
+{
+    draft->counting = 1;
+    forget(draft, OT_TIER_DEVICE);
+    draft->plan->place_count = 0;
     OT_TRY(place_resident(draft));
-    if (!device_only)
-        OT_TRY(place_homes(draft));
-    OT_TRY(place_boundaries(draft));
+    count_boundaries(draft, 1);
     OT_TRY(place_device_slots(draft));
-    if (!device_only)
-        OT_TRY(place_host_slots(draft));
-    const uint64_t fixed[OT_TIERS] = {draft->request->device_fixed_bytes, draft->request->host_fixed_bytes,
-                                      0};
-    for (int tier = 0; tier < OT_TIERS; tier++) {
-        plan->slot_bytes[tier] += fixed[tier];
-        plan->peak_bytes[tier] = plan->arena_bytes[tier] + fixed[tier];
-    }
+    add_fixed(draft, OT_TIER_DEVICE, draft->request->device_fixed_bytes);
+    return OT_OK;
+}
+
+ot_status ot_draft_count_host(ot_draft *draft)
+{
+    draft->counting = 1;
+    forget(draft, OT_TIER_HOST);
+    forget(draft, OT_TIER_NVME);
+    OT_TRY(place_homes(draft));
+    count_boundaries(draft, 0);
+    OT_TRY(place_host_slots(draft));
+    add_fixed(draft, OT_TIER_HOST, draft->request->host_fixed_bytes);
+    add_fixed(draft, OT_TIER_NVME, 0);
     return OT_OK;
 }
 
 ot_status ot_draft_layout(ot_draft *draft)
 {
-    return lay_out(draft, 0);
-}
-
-ot_status ot_draft_layout_device(ot_draft *draft)
-{
-    return lay_out(draft, 1);
+    ot_plan *plan = draft->plan;
+    const uint64_t fixed[OT_TIERS] = {draft->request->device_fixed_bytes, draft->request->host_fixed_bytes,
+                                      0};
+    draft->counting = 0;
+    plan->place_count = plan->nvme_chunk_count = 0;
+    for (int tier = 0; tier < OT_TIERS; tier++)
+        forget(draft, (ot_tier)tier);
+    OT_TRY(place_resident(draft));
+    OT_TRY(place_homes(draft));
+    OT_TRY(place_boundaries(draft));
+    OT_TRY(place_device_slots(draft));
+    OT_TRY(place_host_slots(draft));
+    for (int tier = 0; tier < OT_TIERS; tier++)
+        add_fixed(draft, (ot_tier)tier, fixed[tier]);
+    return OT_OK;
 }

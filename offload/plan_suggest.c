@@ -3,22 +3,9 @@
 
 static const uint64_t MIB = 1 << 20;
 
-/* Whether the smallest layout fits. */
 static int fits(const ot_plan_request *request)
 {
-    ot_draft draft;
-    int result = 0;
-    for (int large_first = 1; large_first >= 0 && !result; large_first--) {
-        if (ot_draft_open(request, &draft) != OT_OK)
-            return 0;
-        ot_draft_smallest(&draft);
-        draft.choice.large_first = large_first;
-        if (ot_draft_fit_device(&draft, 1) != OT_OK || ot_draft_exceeds(&draft) ||
-            ot_draft_fit_host(&draft, &result) != OT_OK)
-            result = 0;
-        ot_draft_close(&draft);
-    }
-    return result;
+    return ot_plan_fits(request) == OT_OK;
 }
 
 /* The least budget of a tier with which the request fits, or 0 where none is enough. */

@@ -14,23 +14,20 @@ static uint64_t smaller(uint64_t a, uint64_t b)
 
 typedef struct attempt {
     ot_training training;
-    ot_plan *plan; /* NULL: none so far */
-    ot_timeline timeline;
+    ot_plan *plan; /* without lists; NULL: none so far */
 } attempt;
 
-/* Makes the plan of `training` and keeps it where it is the faster one. */
+/* Outlines the plan of `training` and keeps it where it is the faster one. */
 static ot_status try_plan(const ot_training *training, attempt *best)
 {
     ot_plan *plan;
-    ot_timeline timeline;
-    OT_TRY(ot_training_plan(training, &plan));
-    ot_status status = ot_simulate(ot_steady_list(plan), &training->rates, NULL, &timeline);
-    if (status == OT_OK && (best->plan == NULL || timeline.seconds < best->timeline.seconds)) {
+    OT_TRY(ot_training_outline(training, &plan));
+    if (best->plan == NULL || plan->predicted_s < best->plan->predicted_s) {
         ot_plan_free(best->plan);
-        *best = (attempt){*training, plan, timeline};
+        *best = (attempt){*training, plan};
     } else
         ot_plan_free(plan);
-    return status;
+    return OT_OK;
 }
 
 /* Whether no other split can be faster: nothing is fetched twice, and nothing comes from a drive. */
@@ -71,11 +68,8 @@ ot_status ot_job_fits(const ot_limits *limits, const ot_training *training)
     t.ring = t.ring > 0 ? t.ring : RING_SMALLEST;
     ot_status status = OT_ERR_FIT;
     for (int i = 0; i < (is_split(limits) ? SHARES : 1) && status == OT_ERR_FIT; i++) {
-        ot_plan *plan = NULL;
         set_budgets(limits, shares[i], &t);
-        status = ot_training_plan(&t, &plan);
-        if (status == OT_OK)
-            ot_plan_free(plan);
+        status = ot_training_fits(&t);
     }
     return status;
 }
@@ -113,10 +107,10 @@ ot_status ot_job_fit(const ot_job *job, const ot_limits *limits, ot_training *tr
         t.M = job->sequences / B;
         status = try_splits(limits, &t, &best);
     }
+    ot_plan_free(best.plan);
     if (status != OT_OK)
         return status;
     *training = best.training;
-    *plan = best.plan;
-    *timeline = best.timeline;
-    return OT_OK;
+    OT_TRY(ot_training_plan(training, plan));
+    return ot_simulate(ot_steady_list(*plan), &training->rates, NULL, timeline);
 }

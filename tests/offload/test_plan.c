@@ -1,10 +1,12 @@
 /* Plans of thousands of random models, checked by what their lists do; what does not fit; traffic by closed
  * forms. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "io/host.h"
+#include "offload/simulate.h"
 #include "tests/support/plan.h"
 #include "tests/support/test.h"
 
@@ -54,10 +56,13 @@ static void tight_budgets_are_kept_or_refused(void **state)
         m.request.budget[OT_TIER_HOST] = least[OT_TIER_HOST] * (40 + draw(&draws, 70)) / 100;
         if (draw(&draws, 4) == 0)
             m.request.budget[OT_TIER_NVME] = draw(&draws, 2) * least[OT_TIER_HOST] * draw(&draws, 101) / 100;
+        ot_status by_bytes = ot_plan_fits(&m.request);
         if (ot_plan_make(&m.request, &plan) != OT_OK) {
             assert_non_null(strstr(ot_error_text(), "too little"));
+            assert_int_equal(by_bytes, OT_ERR_FIT);
             continue;
         }
+        assert_int_equal(by_bytes, OT_OK);
         fit++;
         nvme_used += plan->nvme_chunk_count > 0;
         check_all(&m.request, plan, seed);
@@ -128,6 +133,39 @@ static void inference_holds_weights_alone(void **state)
     }
     print_message("%zu of %d fit with less device memory\n", streamed, RANDOM_MODELS);
     assert_true(streamed > RANDOM_MODELS / 10);
+}
+
+/* An outline is weighed in place of its plan: with many micro-batches, too, it predicts what the whole list takes. */
+static void an_outline_predicts_its_plan(void **state)
+{
+    (void)state;
+    static const size_t micro_batches[] = {1, 16, 64, 65, 300, 2000};
+    static model m;
+    for (size_t k = 0; k < sizeof micro_batches / sizeof *micro_batches; k++)
+        for (int host_gb = 64; host_gb <= 4096; host_gb *= 8) {
+            ot_plan *outline, *plan;
+            ot_timeline timeline;
+            model_7b(&m, 2048 * micro_batches[k]);
+            machine_4090(&m, host_gb, 1);
+            m.request.budget[OT_TIER_DEVICE] += m.request.boundary_bytes * micro_batches[k];
+            m.request.update_in_backward = k % 2;
+            assert_int_equal(ot_plan_outline(&m.request, &outline), OT_OK);
+            assert_int_equal(ot_plan_make(&m.request, &plan), OT_OK);
+            assert_int_equal(ot_simulate(&plan->lists[OT_LIST_STEADY], &m.request.rates, NULL, &timeline),
+                             OT_OK);
+            assert_true(plan->predicted_s == timeline.seconds);
+            if (fabs(outline->predicted_s / plan->predicted_s - 1) > 0.02)
+                fail_msg("%zu micro-batches, %d GB: %g s, expected %g s", micro_batches[k], host_gb,
+                         outline->predicted_s, plan->predicted_s);
+            assert_int_equal(outline->lists[OT_LIST_STEADY].count, 0);
+            assert_int_equal(outline->place_count, plan->place_count);
+            for (size_t p = 0; p < plan->place_count; p++) {
+                assert_int_equal(outline->places[p].tier, plan->places[p].tier);
+                assert_int_equal(outline->places[p].offset, plan->places[p].offset);
+            }
+            ot_plan_free(outline);
+            ot_plan_free(plan);
+        }
 }
 
 static int same_work(const ot_operation *a, const ot_operation *b)
@@ -476,6 +514,7 @@ static void contradictions_are_refused(void **state)
             break;
         case 12:
             r->inference = r->update_in_backward = 1;
+            r->micro_batches = 1 << 20;
             break;
         default:
             r->weight_dtype = OT_FP16;
@@ -493,6 +532,7 @@ int main(void)
         cmocka_unit_test(every_plan_keeps_the_invariants),
         cmocka_unit_test(tight_budgets_are_kept_or_refused),
         cmocka_unit_test(inference_holds_weights_alone),
+        cmocka_unit_test(an_outline_predicts_its_plan),
         cmocka_unit_test(serial_lists_are_the_same),
         cmocka_unit_test(traffic_adds_up),
         cmocka_unit_test(nvme_takes_less_host_memory),
