@@ -9,6 +9,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "io/utf8.h"
+
 static int size_shift(const char *unit)
 {
     static const char letters[] = "KMGT";
@@ -92,26 +94,11 @@ int ot_name_equal(const char *a, const char *b)
     return *a == '\0' && *b == '\0';
 }
 
-/* The bytes of the UTF-8 sequence at `s`, 0 where it is none: cut, overlong, a surrogate or above U+10FFFF. */
-static size_t utf8_length(const unsigned char *s)
-{
-    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
-    size_t length = s[0] < 0x80 ? 1 : s[0] >> 5 == 6 ? 2 : s[0] >> 4 == 14 ? 3 : s[0] >> 3 == 30 ? 4 : 0;
-    uint32_t code = length > 1 ? s[0] & (0x7Fu >> length) : s[0];
-    for (size_t i = 1; i < length; i++) {
-        if (s[i] >> 6 != 2)
-            return 0;
-        code = code << 6 | (s[i] & 0x3F);
-    }
-    int good = length > 0 && code >= least[length] && code <= 0x10FFFF && (code < 0xD800 || code > 0xDFFF);
-    return good ? length : 0;
-}
-
 char *ot_clean_utf8(char *text)
 {
-    for (unsigned char *at = (unsigned char *)text; *at != '\0';) {
-        size_t length = utf8_length(at);
-        if (length == 0)
+    for (char *at = text; *at != '\0';) {
+        int length = ot_utf8_length(at, strnlen(at, 4));
+        if (length < 0)
             *at = '?';
         at += length > 0 ? length : 1;
     }

@@ -32,10 +32,12 @@ typedef struct ot_tokenizer_info {
 } ot_tokenizer_info;
 void ot_tokenizer_query(const ot_tokenizer *tokenizer, ot_tokenizer_info *out);
 
-/* Token ids, growing. Starts as {0}; ids belong to the caller, who frees them with ot_ids_free. */
+/* Token ids, growing. Starts as {0}; ids belong to the caller, who frees them with ot_ids_free. To encode many texts, set count
+ * to 0 between them and keep the rest: the encoder's working memory and its cache of words (1 MiB) stay with it. */
 typedef struct ot_ids {
     int32_t *ids;
     size_t count, capacity;
+    struct ot_encoder *encoder; /* its own; NULL before the first text */
 } ot_ids;
 void ot_ids_free(ot_ids *ids);
 

@@ -1,0 +1,96 @@
+/* The tokenizer's way to JSON: files, and typed keys of objects. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "io/file.h"
+#include "io/tokenizer_parts.h"
+
+enum { FILE_BYTES_MAX = 1 << 30 }; /* spans are of 32 bits */
+
+ot_status ot_json_read(const char *path, size_t flags, json_t **root, uint64_t *hash)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat info;
+    if (fd < 0 || fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size > FILE_BYTES_MAX) {
+        const char *why = fd < 0 ? strerror(errno) : "it is not a file of at most 1 GiB";
+        ot_status status = ot_fail(OT_ERR_FORMAT, "%s cannot be read: %s", path, why);
+        if (fd >= 0)
+            close(fd);
+        return status;
+    }
+    size_t bytes = (size_t)info.st_size;
+    char *data = malloc(bytes + 1);
+    ot_status status = data != NULL
+                           ? ot_file_read(fd, path, 0, data, bytes)
+                           : ot_fail(OT_ERR_INTERNAL, "out of memory for the %zu bytes of %s", bytes, path);
+    close(fd);
+    if (status == OT_OK) {
+        json_error_t error;
+        *root = json_loadb(data, bytes, flags | JSON_ALLOW_NUL, &error);
+        if (*root == NULL)
+            status = ot_fail(OT_ERR_FORMAT, "%s:%d: %s", path, error.line, error.text);
+        else if (!json_is_object(*root))
+            status = ot_fail(OT_ERR_FORMAT, "%s is not a JSON object", path);
+        if (status != OT_OK)
+            json_decref(*root);
+        else if (hash != NULL)
+            *hash = XXH3_64bits(data, bytes);
+    }
+    free(data);
+    return status;
+}
+
+ot_status ot_json_flag(const json_t *node, const char *key, int otherwise, const char *where, int *out)
+{
+    const json_t *value = json_object_get(node, key);
+    if (value != NULL && !json_is_null(value) && !json_is_boolean(value))
+        return ot_fail(OT_ERR_FORMAT, "%s: '%s' is neither true nor false", where, key);
+    *out = json_is_boolean(value) ? json_is_true(value) : otherwise;
+    return OT_OK;
+}
+
+ot_status ot_json_text(const json_t *node, const char *key, const char *where, const char **text,
+                       size_t *bytes)
+{
+    const json_t *value = json_object_get(node, key);
+    if (!json_is_string(value))
+        return ot_fail(OT_ERR_FORMAT, "%s: a text '%s' is missing", where, key);
+    *text = json_string_value(value);
+    *bytes = json_string_length(value);
+    return OT_OK;
+}
+
+ot_status ot_json_pattern(const json_t *node, const char *where, ot_regex *out)
+{
+    const json_t *pattern = json_object_get(node, "pattern");
+    const json_t *literal = json_object_get(pattern, "String"), *regex = json_object_get(pattern, "Regex");
+    const json_t *text = literal != NULL ? literal : regex;
+    if (!json_is_string(text))
+        return ot_fail(OT_ERR_FORMAT, "%s: a 'pattern' with a 'String' or a 'Regex' is missing", where);
+    return ot_regex_compile(json_string_value(text), json_string_length(text), literal != NULL, where, out);
+}
+
+ot_status ot_json_scheme(const json_t *node, const char *where, ot_prepend_scheme *out)
+{
+    static const char *const names[] = {"never", "first", "always"};
+    const char *name = "always";
+    size_t bytes;
+    int prefix = 1;
+    if (json_object_get(node, "prepend_scheme") != NULL)
+        OT_TRY(ot_json_text(node, "prepend_scheme", where, &name, &bytes));
+    OT_TRY(ot_json_flag(node, "add_prefix_space", 1, where, &prefix));
+    for (size_t i = 0; i < 3; i++) {
+        if (strcmp(name, names[i]) == 0) {
+            *out = prefix ? (ot_prepend_scheme)i : OT_PREPEND_NEVER;
+            return OT_OK;
+        }
+    }
+    return ot_fail(OT_ERR_FORMAT, "%s: unknown prepend_scheme '%s' of Metaspace", where, name);
+}
