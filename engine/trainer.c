@@ -358,6 +358,7 @@ ot_status ot_trainer_step(ot_trainer *t, double lr, uint64_t trained_tokens, ot_
     ot_list_kind kind = t->update_due ? OT_LIST_STEADY : OT_LIST_FIRST;
     OT_TRY(ot_mover_run(t->mover, kind));
     t->update_due = 0;
+    result->list = kind;
     result->stats = ot_mover_statistics(t->mover);
     result->loss = t->host_loss_sum / (double)trained_tokens;
     measure_phases(t, kind, result);
@@ -387,11 +388,11 @@ ot_status ot_trainer_evaluate(ot_trainer *t, uint64_t trained_tokens, double *lo
 
 ot_status ot_trainer_logits(ot_trainer *t, size_t sequence, size_t row, float *logits)
 {
-    OT_ASSERT(t->training.M == 1 && sequence < t->training.B && row < t->training.T);
+    OT_ASSERT(sequence < t->training.B && row < t->training.T);
     OT_TRY(ot_trainer_drain(t));
     t->logits_row = sequence * t->training.T + row;
     t->host_logits = logits;
-    ot_status status = ot_mover_run(t->mover, OT_LIST_EVAL);
+    ot_status status = ot_mover_run(t->mover, OT_LIST_LOGITS);
     t->host_logits = NULL;
     return status;
 }

@@ -72,8 +72,9 @@ void ot_trainer_close(ot_trainer *trainer); /* NULL is allowed */
 int32_t *ot_trainer_data(ot_trainer *trainer);
 
 typedef struct ot_step_result {
-    double loss;      /* mean over the trained tokens */
-    double grad_norm; /* of the unscaled gradient, before clipping */
+    ot_list_kind list; /* what was executed: FIRST or STEADY */
+    double loss;       /* mean over the trained tokens */
+    double grad_norm;  /* of the unscaled gradient, before clipping */
     double clip_factor;
     double loss_scale; /* this step's */
     int skipped;
@@ -95,8 +96,8 @@ ot_status ot_trainer_drain(ot_trainer *trainer) OT_MUST_CHECK;
 /* Mean loss over `trained_tokens` of the data, nothing changed. Drains first. */
 ot_status ot_trainer_evaluate(ot_trainer *trainer, uint64_t trained_tokens, double *loss) OT_MUST_CHECK;
 
-/* logits [V] (FP32, host) of one row of one sequence: the forward pass over the data, and of the head that row alone; the
- * targets are not read. For one micro-batch a step (M = 1), `sequence` < B, `row` < T. Nothing is changed. Drains first. */
+/* logits [V] (FP32, host) of one row of one sequence of the first micro-batch: the forward pass over it, and of the head that row alone; the
+ * targets are not read. `sequence` < B, `row` < T. Nothing is changed. Drains first. */
 ot_status ot_trainer_logits(ot_trainer *trainer, size_t sequence, size_t row, float *logits) OT_MUST_CHECK;
 
 /* Hands the whole model to the sink, which outlives the call; for inference the weights as they are, in place of masters.

@@ -26,6 +26,11 @@ ot_compute ot_training_compute(const ot_training *training, ot_device *device)
     };
 }
 
+int ot_training_moments(const ot_training *training)
+{
+    return training->optimizer == OT_OPTIMIZER_SGD || training->optimizer == OT_OPTIMIZER_LION ? 1 : 2;
+}
+
 uint64_t ot_training_data_bytes(const ot_training *training)
 {
     return (uint64_t)training->M * training->B * training->T * OT_BATCH_PARTS * sizeof(int32_t);
@@ -122,8 +127,7 @@ void ot_training_request(const ot_training *training, ot_plan_layer layers[], ot
         .master_format = training->dtype == OT_BF16 ? OT_MASTER_SPLIT : OT_MASTER_FP32,
         .moment1_dtype = training->state_dtype,
         .moment2_dtype = training->state_dtype,
-        .moments =
-            training->optimizer == OT_OPTIMIZER_SGD || training->optimizer == OT_OPTIMIZER_LION ? 1 : 2,
+        .moments = ot_training_moments(training),
         .grad_dtype = training->grad_dtype,
         .weights = training->weights,
         .states = training->states,

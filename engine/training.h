@@ -11,6 +11,9 @@ enum { OT_BATCH_PARTS = 4 };
 /* The shared part of all stages' computation. Without a device only sizes can be asked of it. */
 ot_compute ot_training_compute(const ot_training *training, ot_device *device);
 
+/* First and second moment, or one of them, or none. */
+int ot_training_moments(const ot_training *training);
+
 uint64_t ot_training_data_bytes(const ot_training *training); /* of one step */
 uint64_t ot_training_rope_bytes(const ot_training *training);
 uint64_t ot_training_logits_bytes(const ot_training *training); /* of one row, in FP32 */

@@ -205,6 +205,7 @@ typedef enum ot_list_kind {
     OT_LIST_STEADY,
     OT_LIST_DRAIN,
     OT_LIST_EVAL,
+    OT_LIST_LOGITS, /* EVAL of the first micro-batch alone */
     OT_LIST_SAVE,
     OT_LISTS,
 } ot_list_kind;

@@ -422,6 +422,7 @@ static void write_list(emitter *e, ot_list_kind kind)
         step(e, e->draft->V);
         break;
     case OT_LIST_EVAL:
+    case OT_LIST_LOGITS:
         step(e, e->draft->S);
         break;
     case OT_LISTS:
@@ -432,7 +433,9 @@ static void write_list(emitter *e, ot_list_kind kind)
 ot_status ot_draft_list(ot_draft *draft, ot_list_kind kind, ot_list *out)
 {
     emitter e = {.draft = draft, .request = draft->request, .plan = draft->plan};
-    size_t chunks = draft->plan->chunk_count, boundaries = draft->S * draft->M;
+    size_t chunks = draft->plan->chunk_count, boundaries = draft->S * draft->M, M = draft->M;
+    if (kind == OT_LIST_LOGITS)
+        draft->M = 1;
     for (int p = 0; p < OT_PLANES; p++)
         draft->rings[p].next = 0;
     draft->act_slots.next = 0;
@@ -450,6 +453,7 @@ ot_status ot_draft_list(ot_draft *draft, ot_list_kind kind, ot_list *out)
     write_list(&e, kind);
     status = ot_builder_finish(e.builder, out);
 out:
+    draft->M = M;
     ot_builder_close(e.builder);
     free(e.x);
     free(e.returned);

@@ -5,11 +5,18 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "io/text.h"
 #include "kernels/device.h"
 
 /* ---- model and formats ---- */
+
+static int is_folder(const char *path)
+{
+    struct stat facts;
+    return stat(path, &facts) == 0 && S_ISDIR(facts.st_mode);
+}
 
 static ot_status open_model(ot_job *job)
 {
@@ -18,7 +25,12 @@ static ot_status open_model(ot_job *job)
     if (flags->model == NULL)
         return ot_fail(OT_ERR_USAGE,
                        "--model is missing; for example --model tiny, or --model 7b --gpu-mem 24G");
-    OT_TRY(ot_model_preset(flags->model, &config));
+    if (is_folder(flags->model)) {
+        OT_TRY(ot_hf_config_open(flags->model, &job->config));
+        config = *ot_hf_config_model(job->config);
+        job->model_directory = flags->model;
+    } else
+        OT_TRY(ot_model_preset(flags->model, &config));
     OT_TRY(ot_model_open(&config, &job->model));
     if ((uint64_t)flags->seq_len > config.positions)
         return ot_fail(OT_ERR_USAGE, "--seq-len: %" PRId64 " tokens; %s has %zu positions", flags->seq_len,
@@ -89,6 +101,7 @@ static ot_status choose_training(ot_job *job)
     t->acts = places.acts;
     t->prefetch_depth = flags->prefetch_depth == OT_AUTO_INT ? 0 : (int)flags->prefetch_depth;
     t->overlap = flags->overlap;
+    t->inference = flags->inference;
     t->threads = flags->threads == OT_AUTO_INT ? 0 : (int)flags->threads;
     t->io.backend = backend_of(flags->io);
     t->io.depth = flags->io_depth == OT_AUTO_INT ? 0 : (uint32_t)flags->io_depth;
@@ -200,6 +213,11 @@ const ot_list *ot_steady_list(const ot_plan *plan)
     return &plan->lists[ot_steady_kind(plan)];
 }
 
+uint64_t ot_job_step_tokens(const ot_job *job)
+{
+    return (uint64_t)job->sequences * job->training.T;
+}
+
 double ot_job_model_flops(const ot_job *job)
 {
     ot_model_flops flops = ot_model_count_flops(job->model, job->sequences, job->training.T);
@@ -219,6 +237,18 @@ ot_status ot_job_open(const ot_train_flags *flags, ot_job *job)
     return ot_job_fit(job, &job->limits, &job->training, &job->plan, &job->timeline);
 }
 
+ot_status ot_job_open_source(ot_job *job)
+{
+    if (job->model_directory == NULL)
+        return OT_OK;
+    const ot_model_source_options options = {
+        .model = job->model, .directory = job->model_directory, .stem = "model"};
+    OT_TRY(ot_model_source_open(&options, &job->source));
+    job->values = ot_model_source_values(job->source);
+    job->training.source = &job->values;
+    return OT_OK;
+}
+
 void ot_job_release_device(ot_job *job)
 {
     ot_device_close(job->device);
@@ -230,6 +260,8 @@ void ot_job_close(ot_job *job)
     ot_job_release_device(job);
     ot_plan_free(job->plan);
     ot_dataset_close(job->dataset);
+    ot_model_source_close(job->source);
     ot_model_close(job->model);
+    ot_hf_config_close(job->config);
     *job = (ot_job){0};
 }

@@ -3,6 +3,8 @@
 #define OT_TOOLS_JOB_H
 
 #include "engine/data.h"
+#include "engine/hf_config.h"
+#include "engine/modelfile.h"
 #include "engine/schedule.h"
 #include "engine/trainer.h"
 #include "io/budget.h"
@@ -19,6 +21,10 @@ typedef struct ot_limits {
 typedef struct ot_job {
     const ot_train_flags *flags;
     ot_model *model;
+    const char *model_directory; /* of its files; NULL: a preset, and random weights */
+    ot_hf_config *config;        /* its config.json */
+    ot_model_source *source;     /* its weights */
+    ot_source values;            /* the same, for the trainer */
     ot_dataset *dataset;
     ot_training training; /* with the batch, budgets and rates that were chosen */
     int batch_fixed;      /* B and M were given */
@@ -42,7 +48,16 @@ typedef struct ot_job {
 
 /* Fills `job` up to the plan; `flags` outlive it. OT_ERR_FIT where no plan fits: the job then holds everything but the plan. */
 ot_status ot_job_open(const ot_train_flags *flags, ot_job *job) OT_MUST_CHECK;
+
+/* The same for commands that go on: where no plan fits, need and have and what would fit are the failure's text. */
+ot_status ot_job_open_fitting(const ot_train_flags *flags, ot_job *job) OT_MUST_CHECK;
 void ot_job_close(ot_job *job);
+
+/* Opens and checks the files with the model's weights, for the trainer to fill from. */
+ot_status ot_job_open_source(ot_job *job) OT_MUST_CHECK;
+
+/* Tokens of a step, padding in it. */
+uint64_t ot_job_step_tokens(const ot_job *job);
 
 /* Closes the device that the plan was made with, when the trainer is about to open its own. */
 void ot_job_release_device(ot_job *job);

@@ -19,6 +19,9 @@ static const command commands[] = {
     {"train", ot_command_train, "train a model; the default: offtrain --model 7b --gpu-mem 24G"},
     {"plan", ot_command_plan, "what a run would take and how fast it would be"},
     {"bench", ot_command_bench, "measure what this machine can do"},
+    {"eval", ot_command_eval, "loss and perplexity of a model on data"},
+    {"tune", ot_command_tune, "measure which prefetch depth, I/O depth and block size are fastest here"},
+    {"report", ot_command_report, "write a run's report.html again"},
     {"doctor", ot_command_doctor, "check this machine and say what to change"},
     {"version", ot_command_version, "version, features and instruction sets"},
 };

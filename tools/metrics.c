@@ -5,14 +5,28 @@
 #include "io/clock.h"
 #include "tools/stalls.h"
 
-void ot_metrics_init(ot_metrics *metrics, const ot_job *job)
+void ot_metrics_init(ot_metrics *metrics, const ot_job *job, ot_run_state *state)
 {
-    *metrics = (ot_metrics){.job = job, .start_ns = ot_clock_ns(), .loss = NAN};
+    *metrics = (ot_metrics){
+        .job = job, .state = state, .earlier_s = state->seconds, .start_ns = ot_clock_ns(), .loss = NAN};
 }
 
-const ot_list *ot_step_list(const ot_plan *plan, uint64_t step)
+void ot_metrics_pause(ot_metrics *metrics, ot_pause pause, double seconds)
 {
-    return step == 0 ? &plan->lists[OT_LIST_FIRST] : ot_steady_list(plan);
+    metrics->pause_s[pause] = seconds;
+}
+
+/* Seconds of the pauses that are still to come, each as long as the last one of its kind. */
+static double pauses_to_come(const ot_metrics *metrics)
+{
+    double sum = 0;
+    for (int pause = 0; pause < OT_PAUSES; pause++) {
+        uint64_t every = metrics->every[pause];
+        if (every > 0)
+            sum += metrics->pause_s[pause] *
+                   (double)(metrics->job->total_steps / every - metrics->state->step / every);
+    }
+    return sum;
 }
 
 /* Seconds of a step, by the last ones. The first step warms caches up: it counts while there is no other. */
@@ -31,7 +45,7 @@ static double window_mean(const ot_metrics *metrics)
 static void add_lanes(ot_metrics *metrics, const ot_trainer *trainer, const ot_step_result *result,
                       ot_row *row)
 {
-    const ot_list *list = ot_step_list(ot_trainer_plan(trainer), metrics->steps);
+    const ot_list *list = &ot_trainer_plan(trainer)->lists[result->list];
     double stall_s[OT_LANES] = {0};
     ot_stalls_add(list, ot_mover_spans(ot_trainer_mover(trainer)), stall_s);
     for (int lane = 0; lane < OT_LANES; lane++) {
@@ -54,7 +68,7 @@ static void add_lanes(ot_metrics *metrics, const ot_trainer *trainer, const ot_s
 
 static void add_result(ot_metrics *metrics, const ot_step_result *result, ot_row *row)
 {
-    metrics->skipped += (uint64_t)(result->skipped != 0);
+    metrics->state->skipped += (uint64_t)(result->skipped != 0);
     metrics->loss = result->loss;
     metrics->list_s += result->seconds;
     row->loss = result->loss;
@@ -71,26 +85,30 @@ void ot_metrics_add(ot_metrics *metrics, const ot_trainer *trainer, const ot_ste
                     uint64_t trained_tokens, double step_s, double data_s, ot_row *row)
 {
     const ot_job *job = metrics->job;
-    uint64_t tokens = (uint64_t)job->sequences * job->training.T;
+    uint64_t tokens = ot_job_step_tokens(job);
     *row = (ot_row){
         .learning_rate = lr, .total_steps = job->total_steps, .step_s = step_s, .wait_data_s = data_s};
     add_lanes(metrics, trainer, result, row);
     add_result(metrics, result, row);
     metrics->window[metrics->steps % OT_WINDOW_STEPS] = step_s;
     metrics->steps++;
-    metrics->tokens += tokens;
-    metrics->trained_tokens += trained_tokens;
+    ot_run_state *state = metrics->state;
+    state->step++;
+    state->tokens += tokens;
+    state->trained_tokens += trained_tokens;
+    state->seconds = metrics->earlier_s + ot_seconds(ot_clock_ns() - metrics->start_ns);
+    state->nvme_bytes += (double)result->stats.bytes[OT_LANE_NVME_WRITE];
     metrics->step_s += step_s;
     metrics->data_s += data_s;
     double mean = window_mean(metrics);
-    row->step = metrics->steps;
-    row->tokens = metrics->tokens;
-    row->trained_tokens = metrics->trained_tokens;
-    row->epoch = (double)metrics->steps / (double)job->steps_per_epoch;
+    row->step = state->step;
+    row->tokens = state->tokens;
+    row->trained_tokens = state->trained_tokens;
+    row->epoch = (double)state->step / (double)job->steps_per_epoch;
     row->tok_per_s = (double)tokens / mean;
     row->mfu = job->gemm_rate > 0 ? ot_job_model_flops(job) / mean / job->gemm_rate : 0;
-    row->elapsed_s = ot_seconds(ot_clock_ns() - metrics->start_ns);
-    row->eta_s = mean * (double)(job->total_steps - metrics->steps);
+    row->elapsed_s = state->seconds;
+    row->eta_s = mean * (double)(job->total_steps - state->step) + pauses_to_come(metrics);
 }
 
 /* JSON has neither infinities nor NaN. */

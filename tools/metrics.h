@@ -4,6 +4,7 @@
 
 #include <jansson.h>
 
+#include "engine/run_state.h"
 #include "tools/job.h"
 
 /* The fields of metrics.jsonl. Tokens are all that have passed so far, trained tokens those with a target. */
@@ -20,23 +21,30 @@ typedef struct ot_row {
 
 enum { OT_WINDOW_STEPS = 16 };
 
+/* What a run does beside its steps, every so many of them. */
+typedef enum ot_pause { OT_PAUSE_SAVE, OT_PAUSE_EVAL, OT_PAUSE_SAMPLE, OT_PAUSES } ot_pause;
+
 typedef struct ot_metrics {
     const ot_job *job;
+    ot_run_state *state; /* of the whole run, with what earlier sessions did: kept up to date */
+    double earlier_s;    /* of those sessions */
     int64_t start_ns;
-    uint64_t steps, skipped, tokens, trained_tokens;
-    double window[OT_WINDOW_STEPS]; /* seconds of the last steps */
+    uint64_t steps;                 /* of this session */
+    double window[OT_WINDOW_STEPS]; /* seconds of its last steps */
     double loss;                    /* of the last step */
+    uint64_t every[OT_PAUSES];      /* steps from one pause to the next; 0: none */
+    double pause_s[OT_PAUSES];      /* how long the last one took */
 
-    /* Sums over all steps. */
+    /* Sums over the session's steps. */
     double step_s, data_s, list_s;
     double busy_s[OT_LANES], stall_s[OT_LANES];
     uint64_t moved[OT_LANES], planned[OT_LANES];
 } ot_metrics;
 
-void ot_metrics_init(ot_metrics *metrics, const ot_job *job);
+void ot_metrics_init(ot_metrics *metrics, const ot_job *job, ot_run_state *state);
 
-/* The list that step number `step`, from 0, executes. */
-const ot_list *ot_step_list(const ot_plan *plan, uint64_t step);
+/* A pause that has ended. */
+void ot_metrics_pause(ot_metrics *metrics, ot_pause pause, double seconds);
 
 /* Takes in a step. `step_s`: with the filling of its data, which took `data_s`. */
 void ot_metrics_add(ot_metrics *metrics, const ot_trainer *trainer, const ot_step_result *result, double lr,

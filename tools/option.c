@@ -152,6 +152,7 @@ ot_status ot_option_set(const ot_option *option, const char *what, char *text, v
             return ot_parse_size(text, what, field);
         *(uint64_t *)field = OT_AUTO_SIZE;
         return OT_OK;
+    case OT_OPTION_AUTO:
     case OT_OPTION_TEXT:
         if (option->choices != NULL && !is_word(option, text))
             return ot_fail(OT_ERR_USAGE, "%s: '%s' is not one of %s", what, text, option->choices);
@@ -227,7 +228,11 @@ static ot_status parse_option(const ot_option_table *table, int argc, char **arg
         text = argv[++*at];
     if (option->kind == OT_OPTION_FLAG || text != NULL)
         return set(option, text, values);
-    if (*at + 1 == argc || is_option(argv[*at + 1]))
+    int alone = *at + 1 == argc || is_option(argv[*at + 1]);
+    static char automatic[] = "auto";
+    if (alone && option->kind == OT_OPTION_AUTO)
+        return set(option, automatic, values);
+    if (alone)
         return ot_fail(OT_ERR_USAGE, "--%s needs a value: %s", option->name, option->value);
     do
         OT_TRY(set(option, argv[++*at], values));

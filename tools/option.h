@@ -16,6 +16,7 @@ typedef enum ot_option_kind {
     OT_OPTION_REAL,  /* double */
     OT_OPTION_SIZE,  /* uint64_t, bytes */
     OT_OPTION_TEXT,  /* const char *, points into argv or the table */
+    OT_OPTION_AUTO,  /* a text, "auto" where no value follows */
     OT_OPTION_LIST,  /* ot_option_list: `--name A B --name C` and `--name=A,B` add up */
     OT_OPTION_GROUP, /* no option: a heading of --help */
 } ot_option_kind;

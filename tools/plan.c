@@ -33,9 +33,25 @@ static ot_status show(const ot_job *job, int json)
     return status;
 }
 
-ot_status ot_plan_run(const ot_train_flags *flags)
+ot_status ot_job_open_fitting(const ot_train_flags *flags, ot_job *job)
+{
+    ot_status status = ot_job_open(flags, job);
+    if (status != OT_ERR_FIT || job->plan != NULL || job->schedule.total_steps == 0)
+        return status;
+    ot_suggestions *suggestions = malloc(sizeof *suggestions);
+    if (suggestions == NULL)
+        return ot_fail(OT_ERR_INTERNAL, "out of memory for suggestions");
+    ot_job_suggest(job, suggestions);
+    status = ot_plan_refuse(job, suggestions);
+    free(suggestions);
+    return status;
+}
+
+ot_status ot_plan_run(const ot_train_flags *flags, int argc, char **argv)
 {
     ot_job job;
+    (void)argc;
+    (void)argv;
     ot_status status = ot_job_open(flags, &job);
     if (status == OT_OK || status == OT_ERR_FIT)
         status = show(&job, flags->json);
@@ -49,5 +65,5 @@ ot_status ot_command_plan(int argc, char **argv)
         "offtrain plan",
         "Says what a training run would take, how fast it would be, and what would help; exits with 3 "
         "where it does not fit.");
-    return ot_train_with_flags(&table, argc, argv, 1);
+    return ot_train_with_flags(&table, argc, argv, ot_plan_run);
 }

@@ -68,13 +68,13 @@ static void print_speed(const ot_metrics *metrics, FILE *out)
     double steps = (double)metrics->steps, step_s = metrics->step_s / steps;
     fprintf(out, "\nreport    %" PRIu64 " step%s, %.4g s a step (predicted %.4g s), %.4g tokens/s",
             metrics->steps, metrics->steps == 1 ? "" : "s", step_s, job->timeline.seconds,
-            (double)metrics->tokens / metrics->step_s);
+            (double)ot_job_step_tokens(job) * steps / metrics->step_s);
     if (job->gemm_rate > 0)
         fprintf(out, ", %.1f %% of the measured %.4g GFLOP/s",
                 100 * ot_job_model_flops(job) / step_s / job->gemm_rate, job->gemm_rate / 1e9);
     fputc('\n', out);
-    if (metrics->skipped > 0)
-        fprintf(out, "skipped   %" PRIu64 " steps whose gradient was not finite\n", metrics->skipped);
+    if (metrics->state->skipped > 0)
+        fprintf(out, "skipped   %" PRIu64 " steps whose gradient was not finite\n", metrics->state->skipped);
     fprintf(out, "slowest   %s; data %.3g s a step\n", ot_lane_words(busiest(metrics)),
             metrics->data_s / steps);
 }
@@ -106,9 +106,10 @@ json_t *ot_report_json(const ot_metrics *metrics, const ot_trainer *trainer)
                                       (json_int_t)plan->peak_bytes[tier]));
     double steps = metrics->steps > 0 ? (double)metrics->steps : 1;
     return json_pack("{s:I, s:I, s:f, s:f, s:f, s:s, s:I, s:o, s:o}", "steps", (json_int_t)metrics->steps,
-                     "skipped", (json_int_t)metrics->skipped, "step_s", metrics->step_s / steps,
+                     "skipped", (json_int_t)metrics->state->skipped, "step_s", metrics->step_s / steps,
                      "predicted_s", metrics->job->timeline.seconds, "tok_per_s",
-                     metrics->step_s > 0 ? (double)metrics->tokens / metrics->step_s : 0, "bottleneck",
-                     ot_lane_name(busiest(metrics)), "process_peak_bytes", (json_int_t)resident_peak_bytes(),
-                     "lanes", lanes, "peaks", peaks);
+                     metrics->step_s > 0 ? (double)ot_job_step_tokens(metrics->job) * steps / metrics->step_s
+                                         : 0,
+                     "bottleneck", ot_lane_name(busiest(metrics)), "process_peak_bytes",
+                     (json_int_t)resident_peak_bytes(), "lanes", lanes, "peaks", peaks);
 }

@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -63,6 +64,13 @@ static ot_status too_long(const char *path)
     return ot_fail(OT_ERR_USAGE, "--output-dir: %.80s…: too long a path", path);
 }
 
+/* The last part of a path. */
+static const char *base_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash != NULL && slash[1] != '\0' ? slash + 1 : path;
+}
+
 /* MODEL-YYYYMMDD-HHMMSS, with a number behind where that is taken. */
 static ot_status make_named_by_time(const ot_train_flags *flags, char path[PATH_MAX])
 {
@@ -75,8 +83,8 @@ static ot_status make_named_by_time(const ot_train_flags *flags, char path[PATH_
         char suffix[16] = "";
         if (number > 1)
             snprintf(suffix, sizeof suffix, "-%d", number);
-        if (snprintf(path, PATH_MAX, "%s/%s-%s%s", flags->output_dir, flags->model, stamp, suffix) >=
-            PATH_MAX - 64)
+        if (snprintf(path, PATH_MAX, "%s/%s-%s%s", flags->output_dir, base_name(flags->model), stamp,
+                     suffix) >= PATH_MAX - 64)
             return too_long(flags->output_dir);
         if (mkdir(path, 0777) == 0)
             return OT_OK;
@@ -100,11 +108,11 @@ static ot_status make_folder(const ot_train_flags *flags, char path[PATH_MAX])
     return ot_fail(OT_ERR_IO, "%s: cannot be made: %s", path, strerror(errno));
 }
 
-static ot_status open_file(const ot_rundir *dir, const char *name, FILE **out)
+static ot_status open_file(const ot_rundir *dir, const char *name, const char *mode, FILE **out)
 {
     char path[PATH_MAX + 64];
     snprintf(path, sizeof path, "%s/%s", dir->path, name);
-    *out = fopen(path, "we");
+    *out = fopen(path, mode);
     if (*out == NULL)
         return ot_fail(OT_ERR_IO, "%s: %s", path, strerror(errno));
     return OT_OK;
@@ -140,7 +148,7 @@ static void print_argument(const char *argument, FILE *out)
 static ot_status write_command(const ot_rundir *dir, int argc, char **argv)
 {
     FILE *file;
-    OT_TRY(open_file(dir, "command.txt", &file));
+    OT_TRY(open_file(dir, "command.txt", "ae", &file));
     fputs("offtrain train", file);
     for (int i = 0; i < argc; i++) {
         fputc(' ', file);
@@ -154,21 +162,66 @@ static ot_status write_config(const ot_rundir *dir, const ot_train_flags *flags)
 {
     const ot_option_table table = ot_train_table("offtrain train", "");
     FILE *file;
-    OT_TRY(open_file(dir, "config.yaml", &file));
+    OT_TRY(open_file(dir, "config.yaml", "we", &file));
     ot_status status = ot_config_print(&table, OT_TRAIN_NOT_IN_CONFIG, flags, file);
     ot_status closed = close_file(dir, "config.yaml", file);
     return status != OT_OK ? status : closed;
 }
 
-ot_status ot_rundir_open(const ot_train_flags *flags, int argc, char **argv, ot_rundir *out)
+/* The lock says that this process is at work in the folder; it goes with the file. */
+static ot_status lock_metrics(const ot_rundir *dir)
+{
+    char path[PATH_MAX + 64];
+    int taken;
+    snprintf(path, sizeof path, "%s/metrics.jsonl", dir->path);
+    OT_TRY(ot_file_lock(fileno(dir->metrics), path, &taken));
+    if (!taken)
+        return ot_fail(OT_ERR_USAGE, "%s: another process is at work on this run", dir->path);
+    return OT_OK;
+}
+
+/* The length of the rows up to step `step`. A row that was cut off, or that is none, ends them. */
+static long rows_until(FILE *file, uint64_t step)
+{
+    char *line = NULL;
+    size_t capacity = 0;
+    long end = 0;
+    rewind(file);
+    for (ssize_t length; (length = getline(&line, &capacity, file)) > 0 && line[length - 1] == '\n';) {
+        json_t *row = json_loads(line, 0, NULL);
+        const json_t *number = json_object_get(row, "step");
+        int within = json_is_integer(number) && (uint64_t)json_integer_value(number) <= step;
+        json_decref(row);
+        if (!within)
+            break;
+        end = ftell(file);
+    }
+    free(line);
+    return end;
+}
+
+static ot_status open_metrics(ot_rundir *dir, uint64_t step)
+{
+    OT_TRY(open_file(dir, "metrics.jsonl", "a+e", &dir->metrics));
+    OT_TRY(lock_metrics(dir));
+    if (ftruncate(fileno(dir->metrics), rows_until(dir->metrics, step)) != 0)
+        return ot_fail(OT_ERR_IO, "%s/metrics.jsonl: %s", dir->path, strerror(errno));
+    return OT_OK;
+}
+
+ot_status ot_rundir_open(const ot_train_flags *flags, int argc, char **argv, const char *folder,
+                         uint64_t step, ot_rundir *out)
 {
     *out = (ot_rundir){.metrics = NULL};
-    OT_TRY(make_folder(flags, out->path));
+    if (*folder != '\0')
+        snprintf(out->path, sizeof out->path, "%s", folder);
+    else
+        OT_TRY(make_folder(flags, out->path));
     out->directory = out->path;
+    OT_TRY(open_metrics(out, step));
     OT_TRY(write_command(out, argc, argv));
     OT_TRY(write_config(out, flags));
-    OT_TRY(open_file(out, "metrics.jsonl", &out->metrics));
-    return open_file(out, "train.log", &log_file);
+    return open_file(out, "train.log", "ae", &log_file);
 }
 
 ot_status ot_rundir_close(ot_rundir *dir)
@@ -185,7 +238,7 @@ ot_status ot_rundir_close(ot_rundir *dir)
 ot_status ot_rundir_json(const ot_rundir *dir, const char *name, const json_t *value)
 {
     FILE *file;
-    OT_TRY(open_file(dir, name, &file));
+    OT_TRY(open_file(dir, name, "we", &file));
     int bad = value == NULL || json_dumpf(value, file, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) != 0;
     fputc('\n', file);
     OT_TRY(close_file(dir, name, file));

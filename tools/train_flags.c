@@ -24,6 +24,10 @@
     {                                                                                                        \
         (key), OT_OPTION_TEXT, FIELD(field), (what), (first), (words), (text), (other)                       \
     }
+#define AUTO(key, field, what, text)                                                                         \
+    {                                                                                                        \
+        .name = (key), .kind = OT_OPTION_AUTO, .offset = FIELD(field), .value = (what), .help = (text)       \
+    }
 #define LIST(key, field, what, text)                                                                         \
     {                                                                                                        \
         .name = (key), .kind = OT_OPTION_LIST, .offset = FIELD(field), .value = (what), .help = (text)       \
@@ -92,6 +96,22 @@ static const ot_option options[] = {
            NULL),
 
     GROUP("loop"),
+    NUMBER(INT, "save-steps", save_steps, "N", "auto", "auto",
+           "a checkpoint every N steps and at the end; 0: at the end alone; auto: 500, without --data none",
+           NULL),
+    NUMBER(INT, "save-total-limit", save_total_limit, "N", "2", NULL, "checkpoints that are kept", NULL),
+    AUTO(
+        "resume", resume, "[auto|DIR]",
+        "goes on from a checkpoint, or a run's newest; auto: that of --run-name, from the start where it has none"),
+    NUMBER(INT, "eval-steps", eval_steps, "N", "0", NULL,
+           "evaluates every N steps and at the end; 0: at the end alone", NULL),
+    TEXT("sample-prompt", sample_prompt, "TEXT", NULL, NULL, "a text that the model goes on with", "prompt"),
+    NUMBER(INT, "sample-steps", sample_steps, "N", "100", NULL, "every N steps, with --sample-prompt", NULL),
+    NUMBER(INT, "max-tokens", max_tokens, "N", "64", NULL, "of a generated text", "max-new-tokens"),
+    NUMBER(REAL, "temperature", temperature, "X", "0", NULL, "of generation; 0: the likeliest token", NULL),
+    NUMBER(REAL, "top-p", top_p, "X", "1", NULL,
+           "of generation: the likeliest tokens of this much probability", NULL),
+    LIST("allow-changes", allow_changes, "NAME…", "settings that may differ from the resumed run's, or all"),
     TEXT("nan", nan, "WORD", "abort", "abort|skip", "a step whose loss or gradient is not finite", NULL),
 
     GROUP("output"),
@@ -170,6 +190,13 @@ static const range ranges[] = {
     {"prefetch-depth", 1, 64},
     {"io-depth", 1, 256},
     {"max-tbw", 0, 1e9},
+    {"save-steps", 0, 1e9},
+    {"save-total-limit", 1, 1e6},
+    {"eval-steps", 0, 1e9},
+    {"sample-steps", 1, 1e9},
+    {"max-tokens", 1, 1 << 20},
+    {"temperature", 0, 100},
+    {"top-p", 0, 1},
     {"logging-steps", 1, 1e9},
     {"threads", 1, 1024},
     {"seed", 0, 9007199254740992.0},

@@ -31,6 +31,12 @@ typedef struct ot_train_flags {
     double max_tbw;
 
     const char *nan;
+    int64_t save_steps, save_total_limit, eval_steps;
+    const char *sample_prompt; /* NULL: none */
+    int64_t sample_steps, max_tokens;
+    double temperature, top_p;
+    const char *resume; /* NULL: from the start */
+    ot_option_list allow_changes;
 
     const char *output_dir, *run_name, *trace, *progress;
     int64_t logging_steps;
@@ -41,12 +47,14 @@ typedef struct ot_train_flags {
     const char *config;
     int dry_run, print_config;
 
+    int inference; /* no flag: the command evaluates or generates, and trains nothing */
+
     const char *gpu;
     double pcie, nvme_gbs, tbw;
 } ot_train_flags;
 
 /* Options that no configuration file holds. */
-#define OT_TRAIN_NOT_IN_CONFIG "config|print-config|dry-run"
+#define OT_TRAIN_NOT_IN_CONFIG "config|print-config|dry-run|resume|allow-changes"
 
 /* The table for a command: "offtrain train" or "offtrain plan". */
 ot_option_table ot_train_table(const char *command, const char *summary);

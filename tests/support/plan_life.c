@@ -124,6 +124,11 @@ static void do_move(world *w, const ot_operation *o)
     put(w, o->places[1], to, to + bytes, moved);
 }
 
+static int is_evaluation(ot_list_kind kind)
+{
+    return kind == OT_LIST_EVAL || kind == OT_LIST_LOGITS;
+}
+
 static void expect_weights(world *w, int32_t place, int layer)
 {
     if (layer < 0) {
@@ -132,7 +137,7 @@ static void expect_weights(world *w, int32_t place, int layer)
     }
     assert_true(place >= 0);
     uint64_t width = ot_dtype_bytes(w->request->weight_dtype);
-    uint64_t newest = w->list == OT_LIST_EVAL ? (uint64_t)w->step : w->before;
+    uint64_t newest = is_evaluation(w->list) ? (uint64_t)w->step : w->before;
     for (uint32_t c = w->plan->layer_chunks[layer]; c < w->plan->layer_chunks[layer + 1]; c++) {
         const ot_chunk *chunk = &w->plan->chunks[c];
         expect(get(w, place, chunk->first * width, (chunk->first + chunk->count) * width), PLANE_OF_CHUNK, c,
@@ -180,7 +185,7 @@ static void do_compute(world *w, const ot_operation *o)
 {
     int64_t s = o->stage, m = o->micro_batch;
     uint64_t data = (uint64_t)w->data;
-    int evaluating = w->list == OT_LIST_EVAL;
+    int evaluating = is_evaluation(w->list);
     for (int j = 0; j < OT_STAGE_LAYERS; j++)
         expect_weights(w, o->places[j], w->request->stages[s].layers[j]);
     if (s > 0)
@@ -369,13 +374,14 @@ static void run(world *w, ot_list_kind kind, uint64_t *seed)
     w->list = kind;
     w->before = (uint64_t)w->step;
     w->step += steps;
-    w->data += steps || kind == OT_LIST_EVAL;
+    w->data += steps || is_evaluation(kind);
     w->heads = 0;
     w->handed_last = -1;
     memset(w->handed, 0, plan->chunk_count * sizeof *w->handed);
     memset(w->reduced, 0, w->request->layer_count * sizeof *w->reduced);
     execute_list(w, seed);
-    assert_int_equal(w->heads, steps || kind == OT_LIST_EVAL ? w->request->micro_batches : 0);
+    size_t micro_batches = kind == OT_LIST_LOGITS ? 1 : w->request->micro_batches;
+    assert_int_equal(w->heads, steps || is_evaluation(kind) ? micro_batches : 0);
     for (size_t c = 0; c < plan->chunk_count; c++)
         assert_int_equal(w->handed[c], hands);
     for (size_t l = 0; l < w->request->layer_count; l++) {
@@ -389,11 +395,12 @@ static void run(world *w, ot_list_kind kind, uint64_t *seed)
 
 void check_life(const ot_plan_request *request, const ot_plan *plan, uint64_t seed)
 {
-    static const ot_list_kind training[] = {OT_LIST_LOAD,  OT_LIST_FIRST, OT_LIST_STEADY, OT_LIST_STEADY,
-                                            OT_LIST_DRAIN, OT_LIST_EVAL,  OT_LIST_SAVE,   OT_LIST_FIRST,
-                                            OT_LIST_DRAIN, OT_LIST_SAVE,  OT_LIST_FIRST,  OT_LIST_STEADY,
-                                            OT_LIST_DRAIN, OT_LIST_EVAL};
-    static const ot_list_kind inference[] = {OT_LIST_LOAD, OT_LIST_EVAL, OT_LIST_SAVE, OT_LIST_EVAL};
+    static const ot_list_kind training[] = {OT_LIST_LOAD,  OT_LIST_FIRST,  OT_LIST_STEADY, OT_LIST_STEADY,
+                                            OT_LIST_DRAIN, OT_LIST_EVAL,   OT_LIST_SAVE,   OT_LIST_FIRST,
+                                            OT_LIST_DRAIN, OT_LIST_SAVE,   OT_LIST_FIRST,  OT_LIST_STEADY,
+                                            OT_LIST_DRAIN, OT_LIST_LOGITS, OT_LIST_EVAL};
+    static const ot_list_kind inference[] = {OT_LIST_LOAD, OT_LIST_EVAL, OT_LIST_SAVE, OT_LIST_LOGITS,
+                                             OT_LIST_EVAL};
     const ot_list_kind *lists = request->inference ? inference : training;
     size_t count = (request->inference ? sizeof inference : sizeof training) / sizeof *lists;
     world w = {.request = request, .plan = plan};

@@ -1,0 +1,10 @@
+/* The files of a Hugging Face directory that go along with a model unchanged: its tokenizer, chat template and the like. */
+#ifndef OT_ENGINE_COMPANIONS_H
+#define OT_ENGINE_COMPANIONS_H
+
+#include "io/status.h"
+
+/* Copies those that are there; durable on return, apart from the folder's own entry. OT_ERR_IO. */
+ot_status ot_companions_copy(const char *from, const char *to) OT_MUST_CHECK;
+
+#endif

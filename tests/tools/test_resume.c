@@ -1,0 +1,398 @@
+/* Resume changes nothing (design.md §10.2; cases.md 19 to 25, 43): the command is stopped, killed and started again, and what it leaves
+ * is compared byte by byte with what a run in one piece leaves. */
+#include <dirent.h>
+#include <jansson.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tests/support/process.h"
+#include "tests/support/test.h"
+#include "tests/support/tree.h"
+
+static char *root;
+static outcome result;
+
+static int open_root(void **state)
+{
+    (void)state;
+    root = tree_open();
+    return 0;
+}
+
+static int close_root(void **state)
+{
+    (void)state;
+    tree_close(root);
+    return 0;
+}
+
+/* 40 documents of words, in a file: some 30 windows of 32 tokens, so that eight steps of four pass an epoch's end. */
+static void write_data(void)
+{
+    char text[1000] = "", path[] = "/data.txt";
+    for (int i = 0; i < 100; i++)
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%d%c", i * i % 97 * 7919,
+                 i % 5 == 4 ? '\n' : ' ');
+    tree_write(root, path, text);
+}
+
+#define TINY " --model tiny --seq-len 32 --global-batch-size 4 --max-steps 8 --save-total-limit 100"
+
+static int train(const char *name, const char *flags)
+{
+    return process_run(&result, "%s" TINY " -o %s --data %s/data.txt --run-name %s %s", OT_COMMAND, root,
+                       root, name, flags);
+}
+
+static void must_train(const char *name, const char *flags)
+{
+    if (train(name, flags) != 0)
+        fail_msg("%s %s: %d: %s%s", name, flags, result.code, result.out, result.err);
+}
+
+/* "params=xxh3:…" of the last run. */
+static const char *hash_of(char out[64])
+{
+    const char *at = strstr(result.out, "params=xxh3:");
+    assert_non_null(at);
+    snprintf(out, 64, "%.28s", at);
+    return out;
+}
+
+static json_t *load(const char *path)
+{
+    json_error_t error;
+    json_t *value = json_load_file(path, 0, &error);
+    if (value == NULL)
+        fail_msg("%s:%d: %s", path, error.line, error.text);
+    return value;
+}
+
+/* ---- comparing checkpoints ---- */
+
+static char *contents(const char *path, size_t *bytes)
+{
+    struct stat facts;
+    FILE *file = fopen(path, "rb");
+    if (file == NULL || fstat(fileno(file), &facts) != 0)
+        fail_msg("%s is missing", path);
+    char *data = malloc((size_t)facts.st_size + 1);
+    assert_non_null(data);
+    *bytes = fread(data, 1, (size_t)facts.st_size, file);
+    assert_int_equal(*bytes, facts.st_size);
+    fclose(file);
+    return data;
+}
+
+static void expect_same_file(const char *a, const char *b)
+{
+    size_t a_bytes, b_bytes;
+    char *x = contents(a, &a_bytes), *y = contents(b, &b_bytes);
+    if (a_bytes != b_bytes || memcmp(x, y, a_bytes) != 0)
+        fail_msg("%s and %s differ", a, b);
+    free(x);
+    free(y);
+}
+
+/* Every tensor file of two checkpoints, and what trainer.json says of the numbers. */
+static void expect_same_checkpoint(const char *a, const char *b, int step)
+{
+    static const char *const files[] = {"model.safetensors", "state/master.safetensors",
+                                        "state/moment1.safetensors", "state/moment2.safetensors",
+                                        "config.json"};
+    static const char *const fields[] = {"step",    "tokens",     "trained_tokens",
+                                         "updates", "loss_scale", "settings"};
+    char x[PATH_MAX], y[PATH_MAX];
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        snprintf(x, sizeof x, "%s/%s/checkpoint-%d/%s", root, a, step, files[i]);
+        snprintf(y, sizeof y, "%s/%s/checkpoint-%d/%s", root, b, step, files[i]);
+        if (strstr(files[i], "moment2") == NULL || access(x, F_OK) == 0 || access(y, F_OK) == 0)
+            expect_same_file(x, y);
+    }
+    snprintf(x, sizeof x, "%s/%s/checkpoint-%d/state/trainer.json", root, a, step);
+    snprintf(y, sizeof y, "%s/%s/checkpoint-%d/state/trainer.json", root, b, step);
+    json_t *p = load(x), *q = load(y);
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (!json_equal(json_object_get(p, fields[i]), json_object_get(q, fields[i])))
+            fail_msg("%s differs between %s and %s", fields[i], x, y);
+    json_decref(p);
+    json_decref(q);
+}
+
+/* Steps 1 … 8 once each, with the losses and learning rates of another run. */
+static void expect_same_metrics(const char *a, const char *b)
+{
+    char path[PATH_MAX], line[2][8192];
+    FILE *files[2];
+    for (int i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/%s/metrics.jsonl", root, i == 0 ? a : b);
+        files[i] = fopen(path, "r");
+        assert_non_null(files[i]);
+    }
+    for (int step = 1; step <= 8; step++) {
+        static const char *const fields[] = {"step", "loss", "learning_rate", "grad_norm", "tokens", "epoch"};
+        assert_non_null(fgets(line[0], sizeof line[0], files[0]));
+        assert_non_null(fgets(line[1], sizeof line[1], files[1]));
+        json_t *x = json_loads(line[0], 0, NULL), *y = json_loads(line[1], 0, NULL);
+        assert_int_equal(json_integer_value(json_object_get(x, "step")), step);
+        for (size_t f = 0; f < sizeof fields / sizeof *fields; f++)
+            if (!json_equal(json_object_get(x, fields[f]), json_object_get(y, fields[f])))
+                fail_msg("step %d: %s differs: %s%s", step, fields[f], line[0], line[1]);
+        json_decref(x);
+        json_decref(y);
+    }
+    for (int i = 0; i < 2; i++) {
+        assert_null(fgets(line[i], sizeof line[i], files[i]));
+        fclose(files[i]);
+    }
+}
+
+/* ---- going on elsewhere ---- */
+
+static const char *const placements[] = {
+    "--place weights=device,states=host,acts=device --threads 2",
+    "--place weights=nvme,states=nvme,acts=nvme --threads 1 --prefetch-depth 1",
+    "--place weights=host,states=host:50%,acts=host --io threads --overlap off",
+};
+
+/* Eight steps in one placement, with a checkpoint behind the fourth; from there four in another. */
+static void four_and_four(const char *formats, int first, int second)
+{
+    char flags[PATH_MAX + 512], hash[2][64], whole[64], parts[64];
+    static int number;
+    snprintf(whole, sizeof whole, "whole%d", number);
+    snprintf(parts, sizeof parts, "parts%d", number++);
+    snprintf(flags, sizeof flags, "--save-steps 4 %s %s", formats, placements[first]);
+    must_train(whole, flags);
+    hash_of(hash[0]);
+    snprintf(flags, sizeof flags, "--save-steps 4 %s %s --resume %s/%s/checkpoint-4", formats,
+             placements[second], root, whole);
+    must_train(parts, flags);
+    assert_string_equal(hash_of(hash[1]), hash[0]);
+    expect_same_checkpoint(whole, parts, 8);
+}
+
+static void going_on_in_another_placement_changes_nothing(void **state)
+{
+    (void)state;
+    for (int first = 0; first < 3; first++)
+        for (int second = 0; second < 3; second++)
+            four_and_four("", first, second);
+}
+
+static void so_it_is_in_every_format(void **state)
+{
+    (void)state;
+    static const char *const formats[] = {"--precision fp32",
+                                          "--precision fp16",
+                                          "--state-dtype int8 --grad-dtype 32",
+                                          "--state-dtype bf16",
+                                          "--optim lion --max-grad-norm 0",
+                                          "--optim sgd"};
+    for (int i = 0; i < (int)(sizeof formats / sizeof *formats); i++)
+        four_and_four(formats[i], i % 3, (i + 1) % 3);
+}
+
+/* ---- stopped and killed ---- */
+
+static void start(process *p, const char *name, const char *flags)
+{
+    process_start(p, "%s" TINY " -o %s --data %s/data.txt --run-name %s %s", OT_COMMAND, root, root, name,
+                  flags);
+}
+
+/* A fixed sequence of delays: xorshift. */
+static long next_random(void)
+{
+    static uint32_t x = 2463534242;
+    x ^= x << 13;
+    x ^= x >> 17;
+    x ^= x << 5;
+    return (long)(x >> 1);
+}
+
+static void sleep_ms(long ms)
+{
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+}
+
+/* Whether it was stopped before it was done. */
+static int stop_after(const char *name, int number, long ms)
+{
+    process p;
+    start(&p, name, "--save-steps 1 --resume auto --place states=nvme");
+    sleep_ms(ms);
+    if (number == SIGKILL)
+        process_kill(&p);
+    else {
+        process_signal(&p, number);
+        process_wait(&p, &result);
+        if (result.code != 0 && result.code != 128 + number)
+            fail_msg("code %d: %s", result.code, result.err);
+        return result.code != 0;
+    }
+    return 1;
+}
+
+/* A run in one piece to compare with, and how many milliseconds it takes. */
+static long make_whole(void)
+{
+    static long ms;
+    struct timespec begin, end;
+    if (ms > 0)
+        return ms;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    must_train("unbroken", "--save-steps 1");
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    ms = (end.tv_sec - begin.tv_sec) * 1000 + (end.tv_nsec - begin.tv_nsec) / 1000000;
+    return ms;
+}
+
+static void finish(const char *name)
+{
+    must_train(name, "--save-steps 1 --resume auto");
+    expect_same_checkpoint("unbroken", name, 8);
+    expect_same_metrics("unbroken", name);
+}
+
+static void thirty_kills_change_nothing(void **state)
+{
+    (void)state;
+    long ms = make_whole();
+    char name[32];
+    for (int kill = 0; kill < 30; kill++) {
+        snprintf(name, sizeof name, "killed%d", kill / 6); /* a run has six of them */
+        stop_after(name, SIGKILL, next_random() % (ms + 1));
+        if (kill % 6 == 5)
+            finish(name);
+    }
+}
+
+static void stop_signals_save_and_change_nothing(void **state)
+{
+    (void)state;
+    long ms = make_whole();
+    for (int i = 0; i < 6; i++)
+        stop_after("stopped", i % 2 == 0 ? SIGTERM : SIGINT, 100 + next_random() % ms);
+    finish("stopped");
+}
+
+/* ---- what is refused ---- */
+
+static void a_changed_schedule_is_refused_unless_allowed(void **state)
+{
+    (void)state;
+    must_train("schedule", "--save-steps 4");
+    assert_int_equal(train("schedule", "--resume auto --max-steps 12"), 2);
+    assert_non_null(strstr(result.err, "total_steps was 8 and is 12"));
+    assert_int_equal(train("schedule", "--resume auto --lr 1e-4"), 2);
+    assert_non_null(strstr(result.err, "lr was 0.003 and is 0.0001"));
+    assert_int_equal(train("schedule", "--resume auto --max-steps 12 --allow-changes total-steps"), 0);
+    assert_non_null(strstr(result.out, "\nstep 9/12"));
+    assert_null(strstr(result.out, "\nstep 8/12"));
+}
+
+static void damage_is_named_and_the_one_before_is_taken(void **state)
+{
+    (void)state;
+    char path[PATH_MAX];
+    must_train("damaged", "--save-steps 3");
+    snprintf(path, sizeof path, "%s/damaged/checkpoint-8/state/moment2.safetensors", root);
+    FILE *file = fopen(path, "r+");
+    assert_non_null(file);
+    fseek(file, 5000, SEEK_SET);
+    int byte = fgetc(file);
+    fseek(file, 5000, SEEK_SET);
+    fputc(byte ^ 1, file);
+    fclose(file);
+    must_train("damaged", "--resume auto");
+    assert_non_null(strstr(result.err, "checkpoint-8/state/moment2.safetensors"));
+    assert_non_null(strstr(result.err, "checkpoint-6"));
+    assert_non_null(strstr(result.out, "\nstep 7/8"));
+    assert_null(strstr(result.out, "\nstep 6/8"));
+}
+
+static void bad_resumes(void **state)
+{
+    (void)state;
+    must_train("formats", "--save-steps 4");
+    tree_write(root, "/nothing/here.txt", "");
+    static const struct {
+        int code;
+        const char *flags, *text;
+    } cases[] = {
+        {5, "--resume %s/no/such", "no folder"},
+        {5, "--resume %s/nothing", "holds no checkpoint"},
+        {2, "--resume %s/formats/checkpoint-4 --precision fp32", "precision was \"bf16\" and is \"fp32\""},
+        {5, "--resume %s/formats/checkpoint-4 --precision fp16 --allow-changes all", "moment"},
+        {2, "--resume %s/formats/checkpoint-4 --seed 7", "seed was 42 and is 7"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char flags[PATH_MAX + 128], name[32];
+        snprintf(flags, sizeof flags, cases[i].flags, root);
+        snprintf(name, sizeof name, "bad%zu", i);
+        int code = train(name, flags);
+        if (i != 3 && (code != cases[i].code || strstr(result.err, cases[i].text) == NULL))
+            fail_msg("%s: code %d, '%s'", flags, code, result.err);
+    }
+    assert_int_equal(process_run(&result, "%s" TINY " -o %s --resume", OT_COMMAND, root), 2);
+    assert_non_null(strstr(result.err, "--run-name"));
+}
+
+static void two_at_once_are_refused(void **state)
+{
+    (void)state;
+    process p;
+    char path[PATH_MAX];
+    start(&p, "busy", "--save-steps 1 --max-steps 100000");
+    snprintf(path, sizeof path, "%s/busy/checkpoint-1", root);
+    for (int waited = 0; access(path, F_OK) != 0; waited++) {
+        assert_true(waited < 6000);
+        sleep_ms(10);
+    }
+    assert_int_equal(train("busy", "--resume auto --max-steps 100000"), 2);
+    assert_non_null(strstr(result.err, "another process"));
+    process_signal(&p, SIGTERM);
+    process_wait(&p, &result);
+    assert_int_equal(result.code, 143);
+}
+
+static void rotation_keeps_the_newest(void **state)
+{
+    (void)state;
+    must_train("rotated", "--save-steps 1 --save-total-limit 3 --max-steps 11");
+    for (int step = 1; step <= 11; step++) {
+        char path[PATH_MAX];
+        snprintf(path, sizeof path, "%s/rotated/checkpoint-%d", root, step);
+        assert_int_equal(access(path, F_OK) == 0, step > 8);
+    }
+}
+
+static int open_data(void **state)
+{
+    open_root(state);
+    write_data();
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(going_on_in_another_placement_changes_nothing),
+        cmocka_unit_test(so_it_is_in_every_format),
+        cmocka_unit_test(thirty_kills_change_nothing),
+        cmocka_unit_test(stop_signals_save_and_change_nothing),
+        cmocka_unit_test(a_changed_schedule_is_refused_unless_allowed),
+        cmocka_unit_test(damage_is_named_and_the_one_before_is_taken),
+        cmocka_unit_test(bad_resumes),
+        cmocka_unit_test(two_at_once_are_refused),
+        cmocka_unit_test(rotation_keeps_the_newest),
+    };
+    return cmocka_run_group_tests(tests, open_data, close_root);
+}

@@ -1,0 +1,86 @@
+/* Evaluation, and `offtrain eval`. */
+#include "tools/evaluate.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+
+#include "io/clock.h"
+#include "io/stop.h"
+#include "tools/command.h"
+#include "tools/job.h"
+#include "tools/train.h"
+
+ot_status ot_evaluate(ot_trainer *trainer, const ot_training *training, const ot_dataset *dataset,
+                      ot_evaluation *out)
+{
+    uint64_t steps = ot_dataset_steps(dataset, training->B * training->M);
+    int64_t start = ot_clock_ns();
+    double sum = 0;
+    *out = (ot_evaluation){.tokens = 0};
+    for (uint64_t step = 0; step < steps; step++) {
+        double loss;
+        OT_TRY(ot_stop_check());
+        uint64_t trained = ot_dataset_fill(dataset, step, training->B, training->M, ot_trainer_data(trainer));
+        if (trained == 0)
+            continue;
+        OT_TRY(ot_trainer_evaluate(trainer, trained, &loss));
+        sum += loss * (double)trained;
+        out->tokens += trained;
+    }
+    if (out->tokens == 0)
+        return ot_fail(OT_ERR_DATA, "evaluation: no token of the data is trained, so there is no loss");
+    out->loss = sum / (double)out->tokens;
+    out->perplexity = exp(out->loss);
+    out->seconds = ot_seconds(ot_clock_ns() - start);
+    return OT_OK;
+}
+
+/* ---- the command ---- */
+
+static ot_status print_evaluation(const ot_train_flags *flags, const ot_evaluation *found)
+{
+    if (flags->json)
+        printf("{\"event\":\"eval\",\"eval_loss\":%.9g,\"eval_ppl\":%.9g,\"tokens\":%" PRIu64
+               ",\"seconds\":%.6g}\n",
+               found->loss, found->perplexity, found->tokens, found->seconds);
+    else
+        printf("eval_loss=%.6f eval_ppl=%.6g tokens=%" PRIu64 "\n", found->loss, found->perplexity,
+               found->tokens);
+    return OT_OK;
+}
+
+static ot_status evaluate(ot_job *job)
+{
+    ot_trainer *trainer;
+    ot_evaluation found;
+    OT_TRY(ot_job_open_source(job));
+    ot_job_release_device(job);
+    OT_TRY(ot_trainer_open(&job->training, &trainer));
+    ot_status status = ot_evaluate(trainer, &job->training, job->dataset, &found);
+    ot_trainer_close(trainer);
+    return status == OT_OK ? print_evaluation(job->flags, &found) : status;
+}
+
+static ot_status run_eval(const ot_train_flags *flags, int argc, char **argv)
+{
+    ot_train_flags own = *flags;
+    ot_job job;
+    (void)argc;
+    (void)argv;
+    ot_stop_install();
+    own.inference = 1;
+    own.shuffle = 0;
+    ot_status status = ot_job_open_fitting(&own, &job);
+    if (status == OT_OK)
+        status = evaluate(&job);
+    ot_job_close(&job);
+    return status;
+}
+
+ot_status ot_command_eval(int argc, char **argv)
+{
+    const ot_option_table table =
+        ot_train_table("offtrain eval", "The loss and perplexity of a model on data; nothing is trained.");
+    return ot_train_with_flags(&table, argc, argv, run_eval);
+}

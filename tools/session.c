@@ -1,0 +1,222 @@
+#include "tools/session.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "engine/checkpoint_set.h"
+#include "io/file.h"
+#include "io/log.h"
+#include "io/text.h"
+
+enum { SAVE_STEPS = 500 };
+
+/* ---- which checkpoint ---- */
+
+static int is_folder(const char *path)
+{
+    struct stat facts;
+    return stat(path, &facts) == 0 && S_ISDIR(facts.st_mode);
+}
+
+static ot_status copy_path(const char *text, char out[PATH_MAX])
+{
+    size_t length = strlen(text);
+    if (length >= PATH_MAX)
+        return ot_fail(OT_ERR_USAGE, "--resume: %.80s…: too long a path", text);
+    memcpy(out, text, length + 1);
+    while (length > 1 && out[length - 1] == '/')
+        out[--length] = '\0';
+    return OT_OK;
+}
+
+/* --resume auto: the run of that name, from the start where it has nothing to go on from. */
+static ot_status find_named(const ot_train_flags *flags, ot_session *session)
+{
+    char folder[PATH_MAX];
+    ot_manifest manifest;
+    if (flags->run_name == NULL)
+        return ot_fail(OT_ERR_USAGE, "--resume: which run? Give its --run-name, or --resume %s/NAME",
+                       flags->output_dir);
+    if (snprintf(folder, sizeof folder, "%s/%s", flags->output_dir, flags->run_name) >= PATH_MAX)
+        return ot_fail(OT_ERR_USAGE, "--output-dir: %.80s…: too long a path", flags->output_dir);
+    if (!is_folder(folder))
+        return OT_OK;
+    OT_TRY(copy_path(folder, session->folder));
+    return ot_checkpoint_newest(folder, session->checkpoint, &manifest);
+}
+
+/* The folder that a checkpoint lies in. */
+static void cut_last(char *path)
+{
+    char *slash = strrchr(path, '/');
+    if (slash == NULL)
+        strcpy(path, ".");
+    else
+        slash[slash == path] = '\0';
+}
+
+static ot_status find_given(const ot_train_flags *flags, ot_session *session)
+{
+    char given[PATH_MAX], path[PATH_MAX], manifest_path[PATH_MAX + 32];
+    ot_manifest manifest;
+    OT_TRY(copy_path(flags->resume, given));
+    if (realpath(given, path) == NULL || !is_folder(path))
+        return ot_fail(OT_ERR_FORMAT, "--resume: %s is no folder of a run or checkpoint", flags->resume);
+    snprintf(manifest_path, sizeof manifest_path, "%s/" OT_MANIFEST_NAME, path);
+    if (access(manifest_path, F_OK) == 0) {
+        OT_TRY(ot_manifest_verify(path, &manifest));
+        strcpy(session->checkpoint, path);
+        cut_last(path);
+    } else {
+        OT_TRY(ot_checkpoint_newest(path, session->checkpoint, &manifest));
+        if (*session->checkpoint == '\0')
+            return ot_fail(OT_ERR_FORMAT, "--resume: %s holds no checkpoint", flags->resume);
+    }
+    /* Under another name it is a run of its own. */
+    if (flags->run_name == NULL)
+        strcpy(session->folder, path);
+    return OT_OK;
+}
+
+/* The split of a step into micro-batches decides the rounding, so it is not left to the plan again. */
+static void take_over(const ot_run_state *state, ot_train_flags *flags)
+{
+    const json_t *batch = json_object_get(state->settings, "batch_size");
+    if (flags->batch_size == OT_AUTO_INT && flags->grad_accum == OT_AUTO_INT && json_is_integer(batch))
+        flags->batch_size = json_integer_value(batch);
+}
+
+ot_status ot_session_open(ot_train_flags *flags, ot_session *out)
+{
+    *out = (ot_session){.folder = ""};
+    if (flags->resume != NULL)
+        OT_TRY(strcmp(flags->resume, "auto") == 0 ? find_named(flags, out) : find_given(flags, out));
+    if (*out->checkpoint == '\0')
+        return ot_run_state_init(&out->state);
+    OT_TRY(ot_run_state_read(out->checkpoint, &out->state));
+    take_over(&out->state, flags);
+    if (flags->model == NULL)
+        flags->model = out->checkpoint;
+    ot_log(OT_LOG_INFO, "going on from %s, after step %" PRIu64, out->checkpoint, out->state.step);
+    return OT_OK;
+}
+
+void ot_session_close(ot_session *session)
+{
+    ot_checkpoint_source_close(session->source);
+    ot_run_state_fini(&session->state);
+}
+
+/* ---- settings ---- */
+
+/* Everything that decides the numbers, by the name of its flag. Where things lie, threads and depths do not. */
+static json_t *settings_of(const ot_job *job)
+{
+    const ot_train_flags *f = job->flags;
+    const ot_model_config *c = &job->model->config;
+    json_t *model =
+        json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "architecture", c->architecture, "C",
+                  (json_int_t)c->C, "L", (json_int_t)c->L, "NH", (json_int_t)c->NH, "NKV", (json_int_t)c->NKV,
+                  "HD", (json_int_t)c->HD, "F", (json_int_t)c->F, "V", (json_int_t)c->V);
+    json_t *batch = json_pack("{s:I, s:I, s:I, s:I, s:b, s:I}", "seq_len", f->seq_len, "global_batch_size",
+                              (json_int_t)job->sequences, "batch_size", (json_int_t)job->training.B, "seed",
+                              f->seed, "shuffle", f->shuffle, "total_steps", (json_int_t)job->total_steps);
+    json_t *optimizer =
+        json_pack("{s:s, s:f, s:s, s:I, s:f, s:f, s:f, s:f, s:f, s:f}", "optim", f->optim, "lr", f->lr,
+                  "lr_scheduler", f->lr_scheduler, "warmup_steps", (json_int_t)job->schedule.warmup_steps,
+                  "min_lr_ratio", f->min_lr_ratio, "beta1", f->beta1, "beta2", f->beta2, "eps", f->eps,
+                  "weight_decay", f->weight_decay, "max_grad_norm", f->max_grad_norm);
+    json_t *precision = json_pack(
+        "{s:s, s:s, s:s, s:f, s:s}", "precision", ot_dtype_name(job->training.dtype), "state_dtype",
+        ot_dtype_name(job->training.state_dtype), "grad_dtype", ot_dtype_name(job->training.grad_dtype),
+        "loss_scale", job->training.loss_scale, "nan", f->nan);
+    json_t *all = json_pack("{s:o}", "model", model);
+    if (json_object_update(all, batch) != 0 || json_object_update(all, optimizer) != 0 ||
+        json_object_update(all, precision) != 0) {
+        json_decref(all);
+        all = NULL;
+    }
+    json_decref(batch);
+    json_decref(optimizer);
+    json_decref(precision);
+    return all;
+}
+
+/* "--lr-scheduler" in a list of allowed changes is the setting "lr_scheduler". */
+static void setting_name(const char *typed, char out[64])
+{
+    snprintf(out, 64, "%s", typed + strspn(typed, "-"));
+    for (char *c = out; *c != '\0'; c++)
+        if (*c == '-')
+            *c = '_';
+}
+
+ot_status ot_session_bind(ot_session *session, ot_job *job)
+{
+    char names[OT_OPTION_LIST_MAX][64];
+    const char *allowed[OT_OPTION_LIST_MAX + 1] = {NULL};
+    const ot_option_list *changes = &job->flags->allow_changes;
+    json_t *settings = settings_of(job);
+    if (settings == NULL)
+        return ot_fail(OT_ERR_INTERNAL, "out of memory for a run's settings");
+    for (size_t i = 0; i < changes->count; i++) {
+        setting_name(changes->items[i], names[i]);
+        allowed[i] = names[i];
+    }
+    ot_status status = OT_OK;
+    if (*session->checkpoint != '\0')
+        status = ot_run_state_compare(&session->state, settings, allowed);
+    json_decref(session->state.settings);
+    session->state.settings = settings;
+    OT_TRY(status);
+    if (*session->checkpoint == '\0')
+        return ot_job_open_source(job);
+    OT_TRY(ot_checkpoint_source_open(session->checkpoint, &job->training, &session->source));
+    job->training.source = ot_checkpoint_source_values(session->source);
+    return OT_OK;
+}
+
+/* ---- saving ---- */
+
+int ot_session_saves(const ot_train_flags *flags, uint64_t *every)
+{
+    *every = flags->save_steps == OT_AUTO_INT ? SAVE_STEPS : (uint64_t)flags->save_steps;
+    return flags->save_steps != OT_AUTO_INT || flags->data.count > 0;
+}
+
+ot_status ot_session_check_space(const ot_job *job, const char *folder)
+{
+    uint64_t every, bytes = ot_checkpoint_bytes(&job->training);
+    char need[OT_SIZE_TEXT_BYTES], have[OT_SIZE_TEXT_BYTES];
+    ot_dir_info info;
+    if (!ot_session_saves(job->flags, &every))
+        return OT_OK;
+    OT_TRY(ot_dir_probe(folder, &info));
+    ot_format_size(bytes, need);
+    ot_format_size(info.free_bytes, have);
+    if (bytes > info.free_bytes)
+        return ot_fail(OT_ERR_FIT,
+                       "%s: a checkpoint takes %s, and %s are free; another --output-dir would hold it",
+                       folder, need, have);
+    if (bytes * ((uint64_t)job->flags->save_total_limit + 1) > info.free_bytes)
+        ot_log(OT_LOG_WARNING,
+               "%s: %s are free, a checkpoint takes %s, and one more than --save-total-limit %" PRId64
+               " is there while it is written",
+               folder, have, need, job->flags->save_total_limit);
+    return OT_OK;
+}
+
+ot_status ot_session_save(ot_session *session, const ot_job *job, ot_trainer *trainer, const char *folder,
+                          uint64_t *bytes)
+{
+    const ot_checkpoint_options options = {
+        .folder = folder,
+        .training = &job->training,
+        .model_directory = job->model_directory,
+        .limit = (uint64_t)job->flags->save_total_limit,
+    };
+    return ot_checkpoint_save(&options, trainer, &session->state, bytes);
+}
