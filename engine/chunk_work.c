@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "engine/trainer_state.h"
+#include "io/stop.h"
 
 /* The planes of a chunk in host memory. Whichever plane does not exist is NULL. */
 typedef struct chunk_planes {
@@ -132,8 +133,10 @@ static void zero_moment(const ot_trainer *t, const chunk_planes *p, ot_plane pla
         memset(moment, 0, t->plan->places[p->chunk->home[plane]].bytes);
 }
 
+/* Filling a large model takes minutes, and nothing is lost by a stop in the middle of it. */
 static ot_status run_load(ot_trainer *t, const ot_operation *op)
 {
+    OT_TRY(ot_stop_check());
     chunk_planes p = planes_of(t, op);
     zero_moment(t, &p, OT_PLANE_MOMENT1, p.moment1);
     zero_moment(t, &p, OT_PLANE_MOMENT2, p.moment2);

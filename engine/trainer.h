@@ -63,7 +63,7 @@ ot_status ot_training_fits(const ot_training *training) OT_MUST_CHECK;
 
 typedef struct ot_trainer ot_trainer;
 
-/* Plans, allocates everything, and fills the model from the source. */
+/* Plans, allocates everything, and fills the model from the source. A stop signal ends the filling: ot_stop_check's status. */
 ot_status ot_trainer_open(const ot_training *training, ot_trainer **out) OT_MUST_CHECK;
 void ot_trainer_close(ot_trainer *trainer); /* NULL is allowed */
 

@@ -175,6 +175,7 @@ static ot_status save(run *r)
     double seconds = ot_seconds(ot_clock_ns() - start);
     ot_metrics_pause(&r->metrics, OT_PAUSE_SAVE, seconds);
     r->saved_step = step;
+    r->session.state.nvme_bytes += (double)bytes;
     say(r, "saved %s/checkpoint-%" PRIu64 "  %s in %.3g s", r->dir.path, step, ot_format_size(bytes, size),
         seconds);
     return emit(r, "save",
@@ -227,6 +228,9 @@ static ot_status train(run *r)
         OT_TRY(show_report(r));
         return ot_error_raise(&stop);
     }
+    if (status != OT_OK && r->saved_step > 0)
+        return ot_fail(status, "%s; the last checkpoint is %s/checkpoint-%" PRIu64, ot_error_text(),
+                       r->dir.path, r->saved_step);
     OT_TRY(status);
     OT_TRY(save_last(r));
     OT_TRY(ot_trainer_hash(r->trainer, &hash));
@@ -236,19 +240,29 @@ static ot_status train(run *r)
 
 /* ---- before it ---- */
 
-static ot_status check_writes(const ot_job *job)
+/* Terabytes that the run will have written when it is done, checkpoints in it. */
+static ot_status check_writes(const run *r)
 {
-    double limit = job->flags->max_tbw * 1e12;
+    const ot_job *job = &r->job;
+    const ot_run_state *state = &r->session.state;
+    double limit = job->flags->max_tbw * 1e12, left = (double)(job->total_steps - state->step);
     double load = (double)job->plan->lists[OT_LIST_LOAD].lane_bytes[OT_LANE_NVME_WRITE];
     double step = (double)ot_steady_list(job->plan)->lane_bytes[OT_LANE_NVME_WRITE];
-    double all = load + step * (double)job->total_steps;
+    uint64_t every;
+    if (ot_session_saves(job->flags, &every)) {
+        double checkpoint = (double)ot_checkpoint_bytes(&job->training);
+        load += checkpoint; /* the last one */
+        step += every > 0 ? checkpoint / (double)every : 0;
+    }
+    double all = state->nvme_bytes + load + step * left;
     if (job->flags->max_tbw == OT_AUTO_REAL || all <= limit)
         return OT_OK;
+    double room = limit - state->nvme_bytes - load;
     return ot_fail(
         OT_ERR_FIT,
-        "--max-tbw %g: this run writes %.3g TB; --max-steps %.0f would stay below, more --host-mem or "
-        "--state-dtype int8 write less",
-        job->flags->max_tbw, all / 1e12, limit > load ? floor((limit - load) / step) : 0);
+        "--max-tbw %g: this run writes %.3g TB; --max-steps %.0f would stay below, more --host-mem, "
+        "--state-dtype int8 or rarer checkpoints write less",
+        job->flags->max_tbw, all / 1e12, (double)state->step + (room > 0 ? floor(room / step) : 0));
 }
 
 static ot_status open_run(run *r, int argc, char **argv)
@@ -260,8 +274,8 @@ static ot_status open_run(run *r, int argc, char **argv)
     ot_rundir_sweep(r->flags.output_dir);
     OT_TRY(ot_session_open(&r->flags, &r->session));
     OT_TRY(ot_job_open_fitting(&r->flags, &r->job));
-    OT_TRY(check_writes(&r->job));
     OT_TRY(ot_session_bind(&r->session, &r->job));
+    OT_TRY(check_writes(r));
     r->saved_step = r->session.state.step;
     OT_TRY(ot_rundir_open(&r->flags, argc, argv, r->session.folder, r->saved_step, &r->dir));
     OT_TRY(ot_session_check_space(&r->job, r->dir.path));
@@ -276,6 +290,7 @@ static ot_status open_run(run *r, int argc, char **argv)
     OT_TRY(ot_stop_check());
     ot_job_release_device(&r->job);
     OT_TRY(ot_trainer_open(&r->job.training, &r->trainer));
+    r->session.state.nvme_bytes += (double)r->job.plan->lists[OT_LIST_LOAD].lane_bytes[OT_LANE_NVME_WRITE];
     if (*r->session.checkpoint != '\0')
         ot_trainer_set_state(r->trainer, &r->session.state.trainer);
     return OT_OK;
