@@ -28,7 +28,6 @@ ot_encoder *ot_encoder_new(void)
         return NULL;
     }
     pcre2_jit_stack_assign(encoder->context, NULL, encoder->stack);
-    pcre2_set_match_limit(encoder->context, 1000000000); /* a gigabyte of spaces, but not for ever */
     return encoder;
 }
 
@@ -351,6 +350,9 @@ ot_status ot_encoder_begin(ot_encoder *encoder, const ot_tokenizer *tokenizer, s
         encoder->seen_bytes = 0;
         encoder->tokenizer = tokenizer->info.hash;
     }
+    /* A run of spaces is gone through a few times, which is well inside; a pattern that tries everything is stopped. */
+    size_t steps = 1000000 + 32 * bytes;
+    pcre2_set_match_limit(encoder->context, steps < UINT32_MAX ? (uint32_t)steps : UINT32_MAX);
     encoder->seen_bytes += bytes;
     if (encoder->cache != NULL || encoder->seen_bytes < CACHE_FROM_BYTES)
         return OT_OK;

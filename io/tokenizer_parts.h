@@ -88,6 +88,8 @@ typedef struct ot_encoder ot_encoder;
  * and what in the pattern would mean something else here. */
 ot_status ot_regex_compile(const char *pattern, size_t bytes, int literal, const char *where,
                            ot_regex *out) OT_MUST_CHECK;
+/* Appends the ranges of the class of "L", "Nd" and so on that newer versions of Unicode than PCRE2's have. */
+ot_status ot_unicode_newer(const char *category, ot_bytes *out) OT_MUST_CHECK;
 void ot_regex_free(ot_regex *regex);
 /* The next match at or behind `from`; `*found` 0: none. */
 ot_status ot_regex_next(const ot_regex *regex, ot_encoder *encoder, const char *text, size_t bytes,

@@ -1,7 +1,7 @@
 /* Regular expressions of tokenizer files, which are written for Onigmo in Ruby's syntax, through PCRE2.
  *
  * Only what means the same in both, or can be spelled so, is let through; the rest is refused by name. Spelled anew: \s, which in
- * PCRE2 has U+180E in it, and \d. */
+ * PCRE2 has U+180E in it, and the categories of characters, of which PCRE2's may be of an older Unicode. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,25 +48,38 @@ static ot_status emit_same(pattern *p, size_t count)
     return ot_bytes_add(&p->out, p->text + p->at - count, count);
 }
 
+/* The class of a general category, as a class of its own or inside one. */
+static ot_status emit_category(pattern *p, size_t consumed, const char *name, int negated)
+{
+    char own[16];
+    snprintf(own, sizeof own, "%s\\p{%s}", p->in_class ? "" : negated ? "[^" : "[", name);
+    OT_TRY(emit(p, consumed, own));
+    OT_TRY(ot_unicode_newer(name, &p->out));
+    return emit(p, 0, p->in_class ? "" : "]");
+}
+
 /* \p{L}, \P{Lu}, \p{^N}: general categories only, since scripts and the rest differ in name or in members. */
 static ot_status property(pattern *p)
 {
     static const char categories[] =
         " L Lu Ll Lt Lm Lo M Mn Mc Me N Nd Nl No P Pc Pd Ps Pe Pi Pf Po S Sm Sc Sk So Z Zs Zl Zp "
-        "C Cc Cf Cs Co Cn ";
+        "Cc Cf ";
     char name[8] = " ";
     size_t length = 1, at = p->at + 3;
-    at += at < p->bytes && p->text[at] == '^';
+    if (!ahead(p, "\\p{") && !ahead(p, "\\P{"))
+        return refuse(p, 3, "write \\p{L}");
+    int caret = at < p->bytes && p->text[at] == '^', negated = caret ^ (p->text[p->at + 1] == 'P');
+    at += (size_t)caret;
     while (at < p->bytes && isalpha((unsigned char)p->text[at]) && length < sizeof name - 2)
         name[length++] = p->text[at++];
     strcpy(name + length, " ");
-    if (!ahead(p, "\\p{") && !ahead(p, "\\P{"))
-        return refuse(p, 3, "write \\p{L}");
     if (at == p->bytes || p->text[at] != '}' || strstr(categories, name) == NULL)
         return refuse(p, at - p->at + 1, "general categories such as \\p{L} are");
-    if (p->caseless)
-        return refuse(p, at - p->at + 1, "a property that ignores case");
-    return emit_same(p, at + 1 - p->at);
+    if (p->caseless || (negated && p->in_class))
+        return refuse(p, at - p->at + 1,
+                      p->caseless ? "a property that ignores case" : "all but a property, in a class");
+    name[length] = '\0';
+    return emit_category(p, at + 1 - p->at, name + 1, negated);
 }
 
 /* \uHHHH and \x{H…} */
@@ -100,9 +113,9 @@ static ot_status escape(pattern *p)
     case 'S':
         return p->in_class ? refuse(p, 2, "in a class") : emit(p, 2, "[^" SPACE "]");
     case 'd':
-        return emit(p, 2, "\\p{Nd}");
+        return emit_category(p, 2, "Nd", 0);
     case 'D':
-        return emit(p, 2, "\\P{Nd}");
+        return p->in_class ? refuse(p, 2, "in a class") : emit_category(p, 2, "Nd", 1);
     case 'r':
     case 'n':
     case 't':

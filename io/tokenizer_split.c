@@ -230,18 +230,15 @@ static ot_status read_step(ot_tokenizer *tokenizer, const json_t *node, int dept
     if (strcmp(type, "Digits") == 0) {
         int each;
         OT_TRY(ot_json_flag(node, "individual_digits", 0, tokenizer->path, &each));
-        return read_characters(tokenizer, "\\p{N}", each ? OT_SPLIT_ISOLATED : OT_SPLIT_CONTIGUOUS);
-    }
-    if (strcmp(type, "Punctuation") == 0) {
-        ot_split_behaviour behaviour;
-        OT_TRY(read_behaviour(node, tokenizer->path, &behaviour));
-        return read_characters(tokenizer, "[\\p{P}$+<=>\\^`|~]", behaviour);
+        /* Rust's digits are of Unicode 17. */
+        return read_characters(tokenizer, "[\\p{N}\\x{11de0}-\\x{11de9}\\x{16ff4}-\\x{16ff6}]",
+                               each ? OT_SPLIT_ISOLATED : OT_SPLIT_CONTIGUOUS);
     }
     if (strcmp(type, "WhitespaceSplit") == 0)
         return read_characters(tokenizer, "\\s", OT_SPLIT_REMOVED);
     return ot_fail(
         OT_ERR_FORMAT,
-        "%s: the pre_tokenizer '%s' is not supported; Sequence, ByteLevel, Split, Metaspace, Digits, Punctuation "
+        "%s: the pre_tokenizer '%s' is not supported; Sequence, ByteLevel, Split, Metaspace, Digits "
         "and WhitespaceSplit are",
         tokenizer->path, type);
 }
