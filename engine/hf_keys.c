@@ -262,6 +262,9 @@ ot_status ot_hf_check_keys(const char *path, const json_t *object, int architect
 
 /* ---- Values ---- */
 
+/* Whole numbers that a double holds, too. */
+#define MOST (INT64_C(1) << 53)
+
 static ot_status wrong_type(const char *path, const char *key, const json_t *value, const char *expected)
 {
     char shown[OT_HF_VALUE_BYTES];
@@ -273,8 +276,8 @@ ot_status ot_hf_get_size(const char *path, const json_t *object, const char *key
     const json_t *value = json_object_get(object, key);
     if (!ot_hf_has(object, key))
         return OT_OK;
-    if (!json_is_integer(value) || json_integer_value(value) < 0)
-        return wrong_type(path, key, value, "a whole number");
+    if (!json_is_integer(value) || json_integer_value(value) < 0 || json_integer_value(value) > MOST)
+        return wrong_type(path, key, value, "a whole number up to 2^53");
     *out = (size_t)json_integer_value(value);
     return OT_OK;
 }

@@ -130,26 +130,30 @@ static ot_status read_rope_kind(const reader *r, const char *name, const json_t 
     return OT_OK;
 }
 
+static ot_status need_in_rope(const reader *r, const char *name, const json_t *rope, const char *key)
+{
+    if (!ot_hf_has(rope, key))
+        return ot_fail(OT_ERR_FORMAT, "%s: %s in %s is missing", r->path, key, name);
+    return OT_OK;
+}
+
 static ot_status read_rope_numbers(const reader *r, const char *name, const json_t *rope)
 {
     ot_rope_scaling *out = &r->c->rope;
-    const struct {
-        const char *key;
-        double *value;
-        int needed;
-    } numbers[] = {
-        {"factor", &out->factor, out->kind != OT_ROPE_PLAIN},
-        {"low_freq_factor", &out->low_freq_factor, out->kind == OT_ROPE_LLAMA3},
-        {"high_freq_factor", &out->high_freq_factor, out->kind == OT_ROPE_LLAMA3},
-        {"original_max_position_embeddings", &out->original_positions, out->kind == OT_ROPE_LLAMA3},
-    };
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        if (!numbers[i].needed)
-            continue;
-        if (!ot_hf_has(rope, numbers[i].key))
-            return ot_fail(OT_ERR_FORMAT, "%s: %s in %s is missing", r->path, numbers[i].key, name);
-        OT_TRY(ot_hf_get_real(r->path, rope, numbers[i].key, numbers[i].value));
-    }
+    size_t positions = 0;
+    if (out->kind == OT_ROPE_PLAIN)
+        return OT_OK;
+    OT_TRY(need_in_rope(r, name, rope, "factor"));
+    OT_TRY(ot_hf_get_real(r->path, rope, "factor", &out->factor));
+    if (out->kind == OT_ROPE_LINEAR)
+        return OT_OK;
+    OT_TRY(need_in_rope(r, name, rope, "low_freq_factor"));
+    OT_TRY(need_in_rope(r, name, rope, "high_freq_factor"));
+    OT_TRY(need_in_rope(r, name, rope, "original_max_position_embeddings"));
+    OT_TRY(ot_hf_get_real(r->path, rope, "low_freq_factor", &out->low_freq_factor));
+    OT_TRY(ot_hf_get_real(r->path, rope, "high_freq_factor", &out->high_freq_factor));
+    OT_TRY(ot_hf_get_size(r->path, rope, "original_max_position_embeddings", &positions));
+    out->original_positions = (double)positions;
     return OT_OK;
 }
 
