@@ -66,6 +66,13 @@ static const ot_block_backend *backend_of(const char *name)
                                         : NULL;
 }
 
+static ot_recompute recompute_of(const char *name)
+{
+    return strcmp(name, "none") == 0        ? OT_RECOMPUTE_NONE
+           : strcmp(name, "selective") == 0 ? OT_RECOMPUTE_SELECTIVE
+                                            : OT_RECOMPUTE_FULL;
+}
+
 static ot_status choose_training(ot_job *job)
 {
     const ot_train_flags *flags = job->flags;
@@ -88,6 +95,7 @@ static ot_status choose_training(ot_job *job)
     t->grads = places.grads;
     t->acts = places.acts;
     t->prefetch_depth = flags->prefetch_depth == OT_AUTO_INT ? 0 : (int)flags->prefetch_depth;
+    t->recompute = recompute_of(flags->recompute);
     t->overlap = flags->overlap;
     t->threads = flags->threads == OT_AUTO_INT ? 0 : (int)flags->threads;
     t->io.backend = backend_of(flags->io);
@@ -202,7 +210,8 @@ const ot_list *ot_steady_list(const ot_plan *plan)
 
 double ot_job_model_flops(const ot_job *job)
 {
-    ot_model_flops flops = ot_model_count_flops(job->model, job->sequences, job->training.T);
+    ot_model_flops flops =
+        ot_model_count_flops(job->model, job->sequences, job->training.T, OT_RECOMPUTE_FULL);
     return 3 * ((double)job->model->config.L * flops.block_forward + flops.head_forward);
 }
 
