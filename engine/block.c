@@ -178,78 +178,167 @@ static void activate_backward(ot_pass *pass, const block *b, void *u, const void
                                                                .dup = up});
 }
 
+/* ---- What is kept ---- */
+
+/* What backward needs of the forward pass, beside x; NULL: not kept. The names are those below. */
+typedef struct values {
+    void *h1, *raw, *qkv, *a, *y, *h2, *u, *f;
+    float *lse;
+    ot_norm_stats norm1, heads[2], norm2;
+} values;
+
+/* Selective keeps the results of matrix products and attention. What it leaves out, the outputs of norms and of the
+ * activation, is a third of all bytes of a Llama block, and takes passes over memory alone: next to no time beside the
+ * products. The other candidate, attention, is a fifteenth of the bytes and grows with the square of the length. */
+static values find_kept(const ot_pass *pass, const block *b, void *kept, uint64_t *bytes)
+{
+    const ot_model_config *c = &pass->compute->model->config;
+    int all = pass->compute->recompute == OT_RECOMPUTE_NONE;
+    ot_pass shelf = {.compute = pass->compute, .workspace = kept};
+    values v = {0};
+    *bytes = 0;
+    if (kept == NULL || pass->compute->recompute == OT_RECOMPUTE_FULL)
+        return v;
+    v.a = ot_pass_take_rows(&shelf, b->N, b->A);
+    v.lse = ot_pass_take(&shelf, b->N * c->NH * sizeof(float));
+    v.y = ot_pass_take_rows(&shelf, b->N, b->C);
+    v.u = ot_pass_take_rows(&shelf, b->N, b->U);
+    v.raw = c->qk_norm ? ot_pass_take_rows(&shelf, b->N, b->Q) : NULL;
+    v.qkv = all || !c->qk_norm ? ot_pass_take_rows(&shelf, b->N, b->Q) : NULL;
+    if (all) {
+        v.h1 = ot_pass_take_rows(&shelf, b->N, b->C);
+        v.h2 = ot_pass_take_rows(&shelf, b->N, b->C);
+        v.f = ot_pass_take_rows(&shelf, b->N, b->F);
+        v.norm1 = ot_pass_take_stats(&shelf, b->N);
+        v.norm2 = ot_pass_take_stats(&shelf, b->N);
+        v.heads[0] = ot_pass_take_stats(&shelf, c->qk_norm ? b->N * c->NH : 0);
+        v.heads[1] = ot_pass_take_stats(&shelf, c->qk_norm ? b->N * c->NKV : 0);
+    }
+    *bytes = shelf.used;
+    return v;
+}
+
+uint64_t ot_compute_kept(const ot_compute *compute)
+{
+    const ot_pass pass = {.compute = compute};
+    const block b = bind_block(&pass, NULL, NULL);
+    char somewhere; /* for sizes alone */
+    uint64_t bytes;
+    find_kept(&pass, &b, &somewhere, &bytes);
+    return bytes;
+}
+
+/* The kept rows, or others of the workspace. */
+static void *rows(ot_pass *pass, void *kept, size_t N, size_t columns)
+{
+    return kept != NULL ? kept : ot_pass_take_rows(pass, N, columns);
+}
+
+static ot_norm_stats stats_of(ot_pass *pass, ot_norm_stats kept, size_t groups)
+{
+    return kept.rstd != NULL ? kept : ot_pass_take_stats(pass, groups);
+}
+
+/* For a norm's forward: NULL where the statistics are not kept. */
+static const ot_norm_stats *if_kept(const ot_norm_stats *stats)
+{
+    return stats->rstd != NULL ? stats : NULL;
+}
+
 /* ---- The block ---- */
 
 void ot_pass_block_forward(ot_pass *pass, const void *weights, const ot_batch *batch, const void *x,
-                           void *out)
+                           void *out, void *kept)
 {
     const block b = bind_block(pass, weights, NULL);
     size_t mark = pass->used;
+    uint64_t kept_bytes;
+    const values k = find_kept(pass, &b, kept, &kept_bytes);
 
-    void *h = ot_pass_take_rows(pass, b.N, b.C);
-    void *qkv = ot_pass_take_rows(pass, b.N, b.Q);
-    void *a = ot_pass_take_rows(pass, b.N, b.A);
-    ot_pass_norm(pass, &b.norm1, b.N, 1, b.C, x, h, NULL);                  /* [N,C] h = norm1(x) */
-    ot_linear_forward(pass, &b.qkv, b.N, h, qkv, 0);                        /* [N,Q] q,k,v = h Wqkv^T */
-    norm_heads(pass, &b, qkv, qkv, NULL);                                   /* q, k = norm(q), norm(k) */
-    turn_heads(pass, &b, batch, qkv, 0);                                    /* q, k = rope(q), rope(k) */
-    ot_pass_attention(pass, attention_args(pass, &b, batch, qkv, a, NULL)); /* [N,A] a = attention(q,k,v) */
-    ot_pass_copy_rows(pass, out, x, b.N, b.C);
-    ot_linear_forward(pass, &b.out, b.N, a, out, 1); /* [N,C] y = x + a Wo^T */
+    void *h = rows(pass, k.h1, b.N, b.C);
+    void *qkv = rows(pass, k.qkv, b.N, b.Q);
+    void *raw = k.raw != NULL ? k.raw : qkv;
+    void *a = rows(pass, k.a, b.N, b.A);
+    void *y = k.y != NULL ? k.y : out;
+    ot_pass_norm(pass, &b.norm1, b.N, 1, b.C, x, h, if_kept(&k.norm1)); /* [N,C] h = norm1(x) */
+    ot_linear_forward(pass, &b.qkv, b.N, h, raw, 0);                    /* [N,Q] q,k,v = h Wqkv^T */
+    if (raw != qkv)
+        ot_pass_copy_rows(pass, qkv, raw, b.N, b.Q);
+    norm_heads(pass, &b, raw, qkv, if_kept(k.heads));                        /* q, k = norm(q), norm(k) */
+    turn_heads(pass, &b, batch, qkv, 0);                                     /* q, k = rope(q), rope(k) */
+    ot_pass_attention(pass, attention_args(pass, &b, batch, qkv, a, k.lse)); /* [N,A] a = attention(q,k,v) */
+    ot_pass_copy_rows(pass, y, x, b.N, b.C);
+    ot_linear_forward(pass, &b.out, b.N, a, y, 1); /* [N,C] y = x + a Wo^T */
     pass->used = mark;
 
-    h = ot_pass_take_rows(pass, b.N, b.C);
-    void *u = ot_pass_take_rows(pass, b.N, b.U);
-    void *f = ot_pass_take_rows(pass, b.N, b.F);
-    ot_pass_norm(pass, &b.norm2, b.N, 1, b.C, out, h, NULL); /* [N,C] h = norm2(y) */
-    ot_linear_forward(pass, &b.up, b.N, h, u, 0);            /* [N,U] u = h Wu^T */
-    activate(pass, &b, u, f);                                /* [N,F] f = act(u) */
-    ot_linear_forward(pass, &b.down, b.N, f, out, 1);        /* [N,C] out = y + f Wd^T */
+    h = rows(pass, k.h2, b.N, b.C);
+    void *u = rows(pass, k.u, b.N, b.U);
+    void *f = rows(pass, k.f, b.N, b.F);
+    ot_pass_norm(pass, &b.norm2, b.N, 1, b.C, y, h, if_kept(&k.norm2)); /* [N,C] h = norm2(y) */
+    ot_linear_forward(pass, &b.up, b.N, h, u, 0);                       /* [N,U] u = h Wu^T */
+    activate(pass, &b, u, f);                                           /* [N,F] f = act(u) */
+    if (y != out)
+        ot_pass_copy_rows(pass, out, y, b.N, b.C);
+    ot_linear_forward(pass, &b.down, b.N, f, out, 1); /* [N,C] out = y + f Wd^T */
     pass->used = mark;
 }
 
 void ot_pass_block_backward(ot_pass *pass, const void *weights, const ot_batch *batch, const void *x,
-                            void *dx, float *grads)
+                            void *dx, float *grads, void *kept)
 {
     const block b = bind_block(pass, weights, grads);
     const ot_model_config *c = &pass->compute->model->config;
     size_t start = pass->used;
+    uint64_t kept_bytes;
+    const values k = find_kept(pass, &b, kept, &kept_bytes);
+    const int products = k.a == NULL, others = k.f == NULL; /* what is computed again */
 
-    /* Recomputed, and needed until the end. The output, and with it the down projection, is not. */
-    void *qkv = ot_pass_take_rows(pass, b.N, b.Q);
-    void *raw = c->qk_norm ? ot_pass_take_rows(pass, b.N, b.Q) : qkv;
-    void *a = ot_pass_take_rows(pass, b.N, b.A);
-    float *lse = ot_pass_take(pass, b.N * c->NH * sizeof(float));
-    ot_norm_stats stats = ot_pass_take_stats(pass, b.N);
+    /* Needed until the end. The output, and with it the down projection, is not. */
+    void *qkv = rows(pass, k.qkv, b.N, b.Q);
+    void *raw = c->qk_norm ? rows(pass, k.raw, b.N, b.Q) : qkv;
+    void *a = rows(pass, k.a, b.N, b.A);
+    float *lse = products ? ot_pass_take(pass, b.N * c->NH * sizeof(float)) : k.lse;
     size_t normed = c->qk_norm ? b.N : 0;
-    ot_norm_stats head_stats[2] = {ot_pass_take_stats(pass, normed * c->NH),
-                                   ot_pass_take_stats(pass, normed * c->NKV)};
+    ot_norm_stats head_stats[2] = {stats_of(pass, k.heads[0], normed * c->NH),
+                                   stats_of(pass, k.heads[1], normed * c->NKV)};
     size_t attention_mark = pass->used;
 
-    void *y = ot_pass_take_rows(pass, b.N, b.C);
+    void *y = rows(pass, k.y, b.N, b.C);
     size_t mlp_mark = pass->used;
-    void *h = ot_pass_take_rows(pass, b.N, b.C);
-    ot_pass_norm(pass, &b.norm1, b.N, 1, b.C, x, h, NULL); /* [N,C] h = norm1(x) */
-    ot_linear_forward(pass, &b.qkv, b.N, h, raw, 0);       /* [N,Q] q,k,v = h Wqkv^T */
-    if (raw != qkv)
-        ot_pass_copy_rows(pass, qkv, raw, b.N, b.Q);
-    norm_heads(pass, &b, raw, qkv, head_stats);                            /* q, k = norm(q), norm(k) */
-    turn_heads(pass, &b, batch, qkv, 0);                                   /* q, k = rope(q), rope(k) */
-    ot_pass_attention(pass, attention_args(pass, &b, batch, qkv, a, lse)); /* [N,A] a = attention(q,k,v) */
-    ot_pass_copy_rows(pass, y, x, b.N, b.C);
-    ot_linear_forward(pass, &b.out, b.N, a, y, 1); /* [N,C] y = x + a Wo^T */
+    void *h = NULL;
+    if (products) {
+        h = ot_pass_take_rows(pass, b.N, b.C);
+        ot_pass_norm(pass, &b.norm1, b.N, 1, b.C, x, h, NULL); /* [N,C] h = norm1(x) */
+        ot_linear_forward(pass, &b.qkv, b.N, h, raw, 0);       /* [N,Q] q,k,v = h Wqkv^T */
+    }
+    if (k.qkv == NULL) {
+        if (raw != qkv)
+            ot_pass_copy_rows(pass, qkv, raw, b.N, b.Q);
+        norm_heads(pass, &b, raw, qkv, head_stats); /* q, k = norm(q), norm(k) */
+        turn_heads(pass, &b, batch, qkv, 0);        /* q, k = rope(q), rope(k) */
+    }
+    if (products) {
+        /* [N,A] a = attention(q,k,v) */
+        ot_pass_attention(pass, attention_args(pass, &b, batch, qkv, a, lse));
+        ot_pass_copy_rows(pass, y, x, b.N, b.C);
+        ot_linear_forward(pass, &b.out, b.N, a, y, 1); /* [N,C] y = x + a Wo^T */
+    }
     pass->used = mlp_mark;
 
     /* dx is the gradient of out = y + f Wd^T, and becomes that of y. */
-    h = ot_pass_take_rows(pass, b.N, b.C);
-    void *u = ot_pass_take_rows(pass, b.N, b.U);
-    void *f = ot_pass_take_rows(pass, b.N, b.F);
-    ot_pass_norm(pass, &b.norm2, b.N, 1, b.C, y, h, &stats); /* [N,C] h = norm2(y) */
-    ot_linear_forward(pass, &b.up, b.N, h, u, 0);            /* [N,U] u = h Wu^T */
-    activate(pass, &b, u, f);                                /* [N,F] f = act(u) */
-    ot_linear_backward(pass, &b.down, b.N, f, dx, f);        /* [N,F] dWd; f → df */
-    activate_backward(pass, &b, u, f);                       /* [N,U] u → du */
-    ot_linear_backward(pass, &b.up, b.N, h, u, h);           /* [N,C] dWu; h → dh */
+    h = rows(pass, k.h2, b.N, b.C);
+    void *u = rows(pass, k.u, b.N, b.U);
+    void *f = rows(pass, k.f, b.N, b.F);
+    ot_norm_stats stats = stats_of(pass, k.norm2, b.N);
+    if (others)
+        ot_pass_norm(pass, &b.norm2, b.N, 1, b.C, y, h, &stats); /* [N,C] h = norm2(y) */
+    if (products)
+        ot_linear_forward(pass, &b.up, b.N, h, u, 0); /* [N,U] u = h Wu^T */
+    if (others)
+        activate(pass, &b, u, f);                     /* [N,F] f = act(u) */
+    ot_linear_backward(pass, &b.down, b.N, f, dx, f); /* [N,F] dWd; f → df */
+    activate_backward(pass, &b, u, f);                /* [N,U] u → du */
+    ot_linear_backward(pass, &b.up, b.N, h, u, h);    /* [N,C] dWu; h → dh */
     /* [N,C] dx: out → y */
     ot_pass_norm_backward(pass, &b.norm2, b.N, 1, b.C, y, &stats, h, dx, dx);
     pass->used = attention_mark;
@@ -261,9 +350,11 @@ void ot_pass_block_backward(ot_pass *pass, const void *weights, const ot_batch *
     attention_backward(pass, &b, batch, qkv, a, lse, da, dqkv); /* [N,Q] dq,dk,dv */
     turn_heads(pass, &b, batch, dqkv, 1);                       /* dq, dk before rope */
     norm_heads_backward(pass, &b, raw, head_stats, dqkv);       /* dq, dk before their norms */
-    h = ot_pass_take_rows(pass, b.N, b.C);
-    ot_pass_norm(pass, &b.norm1, b.N, 1, b.C, x, h, &stats); /* [N,C] h = norm1(x) */
-    ot_linear_backward(pass, &b.qkv, b.N, h, dqkv, h);       /* [N,C] dWqkv; h → dh */
+    h = rows(pass, k.h1, b.N, b.C);
+    stats = stats_of(pass, k.norm1, b.N);
+    if (others)
+        ot_pass_norm(pass, &b.norm1, b.N, 1, b.C, x, h, &stats); /* [N,C] h = norm1(x) */
+    ot_linear_backward(pass, &b.qkv, b.N, h, dqkv, h);           /* [N,C] dWqkv; h → dh */
     /* [N,C] dx: y → x */
     ot_pass_norm_backward(pass, &b.norm1, b.N, 1, b.C, x, &stats, h, dx, dx);
     pass->used = start;

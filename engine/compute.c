@@ -9,10 +9,12 @@ uint64_t ot_compute_workspace(const ot_compute *compute)
     const ot_batch batch = {0};
     const ot_head_args head = {.backward = !compute->forward_only};
     ot_pass pass = {.compute = compute};
-    ot_pass_block_forward(&pass, NULL, &batch, NULL, NULL);
+    ot_pass_block_forward(&pass, NULL, &batch, NULL, NULL, NULL);
     if (!compute->forward_only) {
+        char somewhere; /* an address that stands for what is kept: nothing is read or written */
+        void *kept = compute->recompute == OT_RECOMPUTE_FULL ? NULL : &somewhere;
         ot_pass_embed_backward(&pass, &batch, NULL, NULL);
-        ot_pass_block_backward(&pass, NULL, &batch, NULL, NULL, NULL);
+        ot_pass_block_backward(&pass, NULL, &batch, NULL, NULL, NULL, kept);
     }
     ot_pass_head(&pass, &head, &batch, NULL, NULL);
     ot_pass_head_logits(&pass, &head, NULL, compute->B * compute->T, NULL);
@@ -79,17 +81,18 @@ void ot_embed_backward(const ot_compute *compute, ot_stream *stream, const void 
 /* ---- Block ---- */
 
 void ot_block_forward(const ot_compute *compute, ot_stream *stream, const void *weights,
-                      const ot_batch *batch, const void *x, void *out, void *workspace)
+                      const ot_batch *batch, const void *x, void *out, void *kept, void *workspace)
 {
     ot_pass pass = {.compute = compute, .stream = stream, .workspace = workspace};
-    ot_pass_block_forward(&pass, weights, batch, x, out);
+    ot_pass_block_forward(&pass, weights, batch, x, out, kept);
 }
 
 void ot_block_backward(const ot_compute *compute, ot_stream *stream, const void *weights,
-                       const ot_batch *batch, const void *x, void *dx, float *grads, void *workspace)
+                       const ot_batch *batch, const void *x, void *dx, float *grads, void *kept,
+                       void *workspace)
 {
     ot_pass pass = {.compute = compute, .stream = stream, .workspace = workspace};
-    ot_pass_block_backward(&pass, weights, batch, x, dx, grads);
+    ot_pass_block_backward(&pass, weights, batch, x, dx, grads, kept);
 }
 
 /* ---- Head ---- */

@@ -17,10 +17,11 @@ typedef struct ot_compute {
     const ot_model *model;
     const ot_kernels *kernels;
     ot_device *device;
-    ot_dtype dtype;           /* of weights, boundaries and activations */
-    size_t B, T;              /* one micro-batch: B sequences of T tokens, N = B*T */
-    size_t loss_chunk;        /* tokens whose logits exist at once */
-    int forward_only;         /* 1: no stage's backward will run, nor is there workspace for it */
+    ot_dtype dtype;    /* of weights, boundaries and activations */
+    size_t B, T;       /* one micro-batch: B sequences of T tokens, N = B*T */
+    size_t loss_chunk; /* tokens whose logits exist at once */
+    int forward_only;  /* 1: no stage's backward will run, nor is there workspace for it */
+    ot_recompute recompute;
     const float *rope;        /* device: table of T rows or more; NULL: GPT-2 */
     uint64_t workspace_bytes; /* of every workspace that is passed, an assertion; 0: unknown */
 } ot_compute;
@@ -39,6 +40,9 @@ typedef struct ot_batch {
  * estimated. */
 uint64_t ot_compute_workspace(const ot_compute *compute);
 
+/* Bytes that a block keeps of one micro-batch from forward to backward, beside x; 0 with full recompute. */
+uint64_t ot_compute_kept(const ot_compute *compute);
+
 /* x [N,C] = the embedding of the tokens. `weights`: the embedding layer's flat vector. */
 void ot_embed_forward(const ot_compute *compute, ot_stream *stream, const void *weights,
                       const ot_batch *batch, void *x);
@@ -48,14 +52,16 @@ void ot_embed_backward(const ot_compute *compute, ot_stream *stream, const void 
                        const ot_batch *batch, const void *dx, float *grads, void *workspace);
 
 /* out [N,C] = block(x [N,C]). out is not x. Block i of the model (for names and sizes all blocks are alike).
- */
+ * `kept`: ot_compute_kept bytes for the backward to come, aligned as a workspace; NULL: there will be none, or
+ * it computes everything again. */
 void ot_block_forward(const ot_compute *compute, ot_stream *stream, const void *weights,
-                      const ot_batch *batch, const void *x, void *out, void *workspace);
+                      const ot_batch *batch, const void *x, void *out, void *kept, void *workspace);
 
-/* Recomputes the block from x, then dx [N,C] becomes the gradient of x in place, and the block's gradients
- * are added to `grads`. */
+/* Computes what is not kept again from x, then dx [N,C] becomes the gradient of x in place, and the block's
+ * gradients are added to `grads`. `kept`, as its forward left it, is used up; NULL with full recompute. */
 void ot_block_backward(const ot_compute *compute, ot_stream *stream, const void *weights,
-                       const ot_batch *batch, const void *x, void *dx, float *grads, void *workspace);
+                       const ot_batch *batch, const void *x, void *dx, float *grads, void *kept,
+                       void *workspace);
 
 /* Final norm, logits and cross-entropy in chunks of loss_chunk tokens. loss_sum[0] += the sum of the losses
  * (FP64, device memory). With `dx` (may be x) also the gradient of grad_scale times that sum: dx [N,C] =,

@@ -277,7 +277,8 @@ static double attended_pairs(const ot_model_config *c, size_t length)
     return W * (W + 1) / 2 + (T - W) * W;
 }
 
-ot_model_flops ot_model_count_flops(const ot_model *model, size_t sequences, size_t length)
+ot_model_flops ot_model_count_flops(const ot_model *model, size_t sequences, size_t length,
+                                    ot_recompute recompute)
 {
     const ot_model_config *c = &model->config;
     double B = (double)sequences, N = B * (double)length, C = (double)c->C, F = (double)c->F;
@@ -289,7 +290,7 @@ ot_model_flops ot_model_count_flops(const ot_model *model, size_t sequences, siz
     double forward = products + attention, head = 2 * N * C * (double)c->V;
     return (ot_model_flops){
         .block_forward = forward,
-        .block_backward = 2 * forward + (forward - down),
+        .block_backward = 2 * forward + (recompute == OT_RECOMPUTE_FULL ? forward - down : 0),
         .head = 3 * head,
         .head_forward = head,
     };

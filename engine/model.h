@@ -84,12 +84,20 @@ int ot_layer_find(const ot_layer *layer, const char *suffix);
 void ot_model_random(const ot_model *model, size_t layer, uint64_t first, uint64_t count, uint64_t seed,
                      float *out);
 
+/* What a block's backward computes again of its forward pass; the rest is kept. The numbers are the same. */
+typedef enum ot_recompute {
+    OT_RECOMPUTE_FULL,      /* all of it but the down projection */
+    OT_RECOMPUTE_SELECTIVE, /* neither matrix products nor attention: norms and activations alone */
+    OT_RECOMPUTE_NONE,
+} ot_recompute;
+
 /* Floating-point operations of one sequence batch of `sequences` × `length` tokens: of one block, forward and
- * backward with recompute; of the head, forward and backward. Sources: 2 per multiply-add; attention counts
+ * backward with what is computed again; of the head, forward and backward. Sources: 2 per multiply-add; attention counts
  * its causal (or windowed) half. */
 typedef struct ot_model_flops {
     double block_forward, block_backward, head, head_forward;
 } ot_model_flops;
-ot_model_flops ot_model_count_flops(const ot_model *model, size_t sequences, size_t length);
+ot_model_flops ot_model_count_flops(const ot_model *model, size_t sequences, size_t length,
+                                    ot_recompute recompute);
 
 #endif

@@ -79,9 +79,9 @@ void ot_pass_copy_rows(ot_pass *pass, void *dst, const void *src, size_t N, size
 /* The stages, as in compute.h. */
 void ot_pass_embed_backward(ot_pass *pass, const ot_batch *batch, const void *dx, float *grads);
 void ot_pass_block_forward(ot_pass *pass, const void *weights, const ot_batch *batch, const void *x,
-                           void *out);
+                           void *out, void *kept);
 void ot_pass_block_backward(ot_pass *pass, const void *weights, const ot_batch *batch, const void *x,
-                            void *dx, float *grads);
+                            void *dx, float *grads, void *kept);
 
 typedef struct ot_head_args {
     const void *head_weights, *embedding_weights;

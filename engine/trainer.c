@@ -41,7 +41,7 @@ static void run_forward(const ot_trainer *t, const ot_operation *op, ot_stream *
     else
         ot_block_forward(&t->compute, stream, ot_trainer_at(t, op->places[0]), &batch,
                          ot_trainer_at(t, op->places[2]), ot_trainer_at(t, op->places[3]),
-                         ot_trainer_at(t, op->places[5]));
+                         ot_trainer_at(t, op->places[8]), ot_trainer_at(t, op->places[5]));
 }
 
 /* The logits of one row, and no loss. */
@@ -79,7 +79,8 @@ static void run_backward(const ot_trainer *t, const ot_operation *op, ot_stream 
     else
         ot_block_backward(&t->compute, stream, ot_trainer_at(t, op->places[0]), &batch,
                           ot_trainer_at(t, op->places[2]), ot_trainer_at(t, op->places[3]),
-                          ot_trainer_at(t, op->places[6]), ot_trainer_at(t, op->places[5]));
+                          ot_trainer_at(t, op->places[6]), ot_trainer_at(t, op->places[8]),
+                          ot_trainer_at(t, op->places[5]));
 }
 
 static void run_reduce(const ot_trainer *t, const ot_operation *op, ot_stream *stream)

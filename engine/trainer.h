@@ -31,6 +31,7 @@ typedef struct ot_training {
     const ot_source
         *source;       /* of the model's values, while the trainer opens; NULL: random weights of the seed */
     size_t loss_chunk; /* tokens whose logits exist at once; 0: chosen */
+    ot_recompute recompute;
     int inference; /* 1: only weights exist: evaluation and saving alone, with the numbers of a training */
 
     ot_placement weights, states, grads, acts;

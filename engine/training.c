@@ -23,6 +23,7 @@ ot_compute ot_training_compute(const ot_training *training, ot_device *device)
         .T = training->T,
         .loss_chunk = chunk < tokens ? chunk : tokens,
         .forward_only = training->inference,
+        .recompute = training->recompute,
     };
 }
 
@@ -79,7 +80,7 @@ static int may_update_in_backward(const ot_training *training)
 static void describe_stages(const ot_training *training, ot_plan_layer layers[], ot_plan_stage stages[])
 {
     const ot_model *model = training->model;
-    ot_model_flops flops = ot_model_count_flops(model, training->B, training->T);
+    ot_model_flops flops = ot_model_count_flops(model, training->B, training->T, training->recompute);
     for (size_t l = 0; l < model->layer_count; l++) {
         layers[l] = (ot_plan_layer){model->layers[l].name, model->layers[l].params};
         stages[l] =
@@ -118,6 +119,7 @@ void ot_training_request(const ot_training *training, ot_plan_layer layers[], ot
         .micro_batches = training->M,
         .boundary_bytes =
             (uint64_t)training->B * training->T * training->model->config.C * ot_dtype_bytes(training->dtype),
+        .kept_bytes = training->inference ? 0 : ot_compute_kept(&compute),
         .data_bytes = ot_training_data_bytes(training),
         .workspace_bytes = ot_compute_workspace(&compute),
         /* What the plan's own arenas are rounded up by is in it, too. */

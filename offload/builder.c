@@ -215,6 +215,7 @@ static void touch(ot_builder *builder, uint32_t o)
                 read_place(builder, o, places[i]);
         write_place(builder, o, places[3]);
         touch_gradients(builder, o, places);
+        write_place(builder, o, places[8]);
         break;
     case OT_OP_REDUCE:
         if (places[0] != places[1])

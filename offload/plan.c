@@ -256,7 +256,8 @@ static ot_status write_lists(ot_draft *draft)
     ot_timeline timeline;
     for (int kind = 0; kind < OT_LISTS; kind++)
         OT_TRY(ot_draft_list(draft, (ot_list_kind)kind, &plan->lists[kind]));
-    OT_TRY(ot_simulate(&plan->lists[OT_LIST_STEADY], &draft->rates, NULL, &timeline));
+    const ot_list *step = &plan->lists[draft->request->inference ? OT_LIST_EVAL : OT_LIST_STEADY];
+    OT_TRY(ot_simulate(step, &draft->rates, NULL, &timeline));
     plan->predicted_s = timeline.seconds;
     return OT_OK;
 }

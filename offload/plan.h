@@ -108,10 +108,12 @@ typedef struct ot_plan_request {
     size_t stage_count;
 
     /* One step. */
-    size_t micro_batches;        /* M */
-    uint64_t boundary_bytes;     /* of one micro-batch: b*T*C elements */
-    uint64_t data_bytes;         /* tokens, targets, positions, document starts of a whole step */
-    uint64_t workspace_bytes;    /* device: largest of any stage, one micro-batch */
+    size_t micro_batches;     /* M */
+    uint64_t boundary_bytes;  /* of one micro-batch: b*T*C elements */
+    uint64_t kept_bytes;      /* of one micro-batch: what each stage but the first and the last keeps on the
+                                    device for its backward, beside the boundary; 0: nothing */
+    uint64_t data_bytes;      /* tokens, targets, positions, document starts of a whole step */
+    uint64_t workspace_bytes; /* device: largest of any stage, one micro-batch */
     uint64_t device_fixed_bytes; /* device: context, libraries, tables */
     uint64_t host_fixed_bytes;   /* host: everything that is no place of the plan */
 
@@ -167,12 +169,13 @@ typedef enum ot_operation_kind {
     OT_OP_D2H,     /* d2h: places[0] device, from byte `offset` of it → [1] host */
     OT_OP_DATA,    /* h2d: the step's tokens and masks → [1] device */
     OT_OP_FORWARD, /* compute: stage, micro_batch: weights [0] [1], boundary in [2] (-1: stage 0), out [3],
-                      data [4], workspace [5] */
+                      data [4], workspace [5], what is kept for backward out [8] (-1: nothing) */
     OT_OP_HEAD, /* compute: last stage, loss and gradient: weights [0] [1], boundary in [2], its gradient out
                  * [3] (may be [2]; -1: evaluation, the loss alone), data [4], workspace [5], gradients [6]
                  * [7] */
     OT_OP_BACKWARD, /* compute: stage, micro_batch: weights [0] [1], boundary in [2] (-1: stage 0), its
-                     * gradient [3] in place, data [4], workspace [5], gradients [6] [7] */
+                     * gradient [3] in place, data [4], workspace [5], gradients [6] [7], what was kept [8],
+                     * which is used up */
     OT_OP_REDUCE, /* compute: layer's FP32 gradient [0] → `grad_dtype` [1] (may be [0] for FP32), and its sums
                    * of squares, one double for every OT_SUM_BLOCK elements, → [2] */
     OT_OP_UPDATE, /* cpu: chunk: weight [0], master [1], moment1 [2], moment2 [3], gradient [4] */
@@ -184,7 +187,7 @@ typedef enum ot_operation_kind {
 
 const char *ot_operation_name(ot_operation_kind kind);
 
-enum { OT_OPERATION_PLACES = 8 };
+enum { OT_OPERATION_PLACES = 9 };
 
 typedef struct ot_operation {
     ot_operation_kind kind;

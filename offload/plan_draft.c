@@ -226,6 +226,7 @@ static ot_status allocate(ot_draft *draft)
     draft->weights = array(draft->V, sizeof *draft->weights, &complete);
     draft->fetched = array(draft->V, sizeof *draft->fetched, &complete);
     draft->boundary = array(draft->S * draft->M, sizeof *draft->boundary, &complete);
+    draft->kept = array(draft->S * draft->M, sizeof *draft->kept, &complete);
     draft->stays = array(stays, sizeof *draft->stays, &complete);
     draft->slot_sizes = array(stays, sizeof *draft->slot_sizes, &complete);
     draft->slot_last = array(stays, sizeof *draft->slot_last, &complete);
@@ -274,6 +275,7 @@ void ot_draft_close(ot_draft *draft)
     free(draft->fetched);
     free(draft->deferred);
     free(draft->boundary);
+    free(draft->kept);
     free(draft->stays);
     free(draft->slot_sizes);
     free(draft->slot_last);

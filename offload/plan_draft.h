@@ -59,6 +59,7 @@ typedef struct ot_draft {
     uint8_t (*fetched)[OT_STAGE_LAYERS];
     uint8_t *deferred;    /* by chunk: updated in the step after, and so its gradient has a home */
     int32_t *boundary;    /* [S][M]: home of the boundary in front of a stage, -1: none */
+    int32_t *kept;        /* [S][M]: what a stage keeps for its backward, -1: nothing */
     ot_stay *stays;       /* [layer_count + V * OT_STAGE_LAYERS] */
     uint64_t *slot_sizes; /* as many, like the two that follow */
     int32_t *slot_last, *stay_slot;

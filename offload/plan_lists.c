@@ -262,6 +262,7 @@ static ot_operation stage_operation(const emitter *e, ot_operation_kind kind, si
     }
     o.places[4] = e->plan->data_place;
     o.places[5] = e->plan->workspace_place;
+    o.places[8] = e->saving ? e->draft->kept[s * e->draft->M + m] : NONE;
     o.flops = kind == OT_OP_FORWARD || !e->saving ? stage->forward_flops : stage->backward_flops;
     return o;
 }

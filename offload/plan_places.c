@@ -188,13 +188,16 @@ static ot_status place_homes(ot_draft *draft)
     return OT_OK;
 }
 
-/* Boundaries 1 … S-2: the one in front of the head is used up where it is. */
-static void count_boundaries(ot_draft *draft, int of_device)
+/* Boundaries 1 … S-2, as the one in front of the head is used up where it is, and what is kept beside them. */
+static void count_acts(ot_draft *draft, int of_device)
 {
     uint64_t bytes = draft->request->boundary_bytes, host = draft->choice.host_acts;
     uint64_t on_device = draft->choice.device_boundaries * draft->M, all = (draft->S - 2) * draft->M;
+    if (draft->request->inference)
+        return;
     if (of_device) {
         count_places(draft, OT_TIER_DEVICE, OT_PLANE_ACTIVATION, bytes, on_device, 1);
+        count_places(draft, OT_TIER_DEVICE, OT_PLANE_ACTIVATION, draft->request->kept_bytes, all, 1);
         return;
     }
     count_places(draft, OT_TIER_HOST, OT_PLANE_ACTIVATION, bytes, host, 1);
@@ -219,6 +222,22 @@ static ot_status place_boundaries(ot_draft *draft)
                 place.tier = next_chosen(&on_host) ? OT_TIER_HOST : OT_TIER_NVME;
             OT_TRY(add_place(draft, place, 1, &draft->boundary[s * M + m]));
         }
+    return OT_OK;
+}
+
+/* On the device alone: to move it would take longer than to compute it again. */
+static ot_status place_kept(ot_draft *draft)
+{
+    const ot_plan_request *request = draft->request;
+    const ot_place place = {
+        .tier = OT_TIER_DEVICE, .plane = OT_PLANE_ACTIVATION, .bytes = request->kept_bytes, .chunk = NONE};
+    size_t S = draft->S, M = draft->M;
+    for (size_t i = 0; i < S * M; i++) {
+        size_t s = i / M;
+        draft->kept[i] = NONE;
+        if (request->kept_bytes > 0 && !request->inference && s > 0 && s + 1 < S)
+            OT_TRY(add_place(draft, place, 1, &draft->kept[i]));
+    }
     return OT_OK;
 }
 
@@ -458,7 +477,7 @@ ot_status ot_draft_count_device(ot_draft *draft)
     forget(draft, OT_TIER_DEVICE);
     draft->plan->place_count = 0;
     OT_TRY(place_resident(draft));
-    count_boundaries(draft, 1);
+    count_acts(draft, 1);
     OT_TRY(place_device_slots(draft));
     add_fixed(draft, OT_TIER_DEVICE, draft->request->device_fixed_bytes);
     return OT_OK;
@@ -470,7 +489,7 @@ ot_status ot_draft_count_host(ot_draft *draft)
     forget(draft, OT_TIER_HOST);
     forget(draft, OT_TIER_NVME);
     OT_TRY(place_homes(draft));
-    count_boundaries(draft, 0);
+    count_acts(draft, 0);
     OT_TRY(place_host_slots(draft));
     add_fixed(draft, OT_TIER_HOST, draft->request->host_fixed_bytes);
     add_fixed(draft, OT_TIER_NVME, 0);
@@ -489,6 +508,7 @@ ot_status ot_draft_layout(ot_draft *draft)
     OT_TRY(place_resident(draft));
     OT_TRY(place_homes(draft));
     OT_TRY(place_boundaries(draft));
+    OT_TRY(place_kept(draft));
     OT_TRY(place_device_slots(draft));
     OT_TRY(place_host_slots(draft));
     for (int tier = 0; tier < OT_TIERS; tier++)

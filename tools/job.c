@@ -78,6 +78,13 @@ static const ot_block_backend *backend_of(const char *name)
                                         : NULL;
 }
 
+static ot_recompute recompute_of(const char *name)
+{
+    return strcmp(name, "none") == 0        ? OT_RECOMPUTE_NONE
+           : strcmp(name, "selective") == 0 ? OT_RECOMPUTE_SELECTIVE
+                                            : OT_RECOMPUTE_FULL;
+}
+
 static ot_status choose_training(ot_job *job)
 {
     const ot_train_flags *flags = job->flags;
@@ -100,6 +107,7 @@ static ot_status choose_training(ot_job *job)
     t->grads = places.grads;
     t->acts = places.acts;
     t->prefetch_depth = flags->prefetch_depth == OT_AUTO_INT ? 0 : (int)flags->prefetch_depth;
+    t->recompute = recompute_of(flags->recompute);
     t->overlap = flags->overlap;
     t->inference = flags->inference;
     t->threads = flags->threads == OT_AUTO_INT ? 0 : (int)flags->threads;
@@ -220,7 +228,8 @@ uint64_t ot_job_step_tokens(const ot_job *job)
 
 double ot_job_model_flops(const ot_job *job)
 {
-    ot_model_flops flops = ot_model_count_flops(job->model, job->sequences, job->training.T);
+    ot_model_flops flops =
+        ot_model_count_flops(job->model, job->sequences, job->training.T, OT_RECOMPUTE_FULL);
     return 3 * ((double)job->model->config.L * flops.block_forward + flops.head_forward);
 }
 

@@ -112,6 +112,7 @@ static json_t *step_json(const ot_job *job)
     json_object_set_new(step, "grad_accum", integer(t->M));
     json_object_set_new(step, "seq_len", integer(t->T));
     json_object_set_new(step, "prefetch_depth", json_integer(job->plan->prefetch_depth));
+    json_object_set_new(step, "recompute", json_string(job->flags->recompute));
     json_object_set_new(step, "lanes", lanes_json(job));
     return step;
 }

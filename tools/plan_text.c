@@ -131,9 +131,11 @@ static void print_prediction(const ot_job *job, FILE *out)
     size_t resident = 0, layers = job->model->layer_count;
     for (size_t l = 0; l < layers; l++)
         resident += job->plan->resident[l] >= 0;
-    fprintf(out, "plan      weights of %zu of %zu layers stay on the device, %d fetched ahead; update %s\n",
-            resident, layers, job->plan->prefetch_depth,
-            job->plan->update_in_backward ? "inside backward" : "during the next forward");
+    fprintf(
+        out,
+        "plan      weights of %zu of %zu layers stay on the device, %d fetched ahead; recompute %s; update %s\n",
+        resident, layers, job->plan->prefetch_depth, job->flags->recompute,
+        job->plan->update_in_backward ? "inside backward" : "during the next forward");
     fprintf(out, "predicted %.3g s a step, %.4g tokens/s; slowest lane: %s, %.3g s\n", seconds,
             tokens / seconds, ot_lane_words(job->timeline.bottleneck), job->timeline.bound_s);
 }

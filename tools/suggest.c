@@ -173,6 +173,19 @@ static void suggest_formats(const ot_job *job, const ot_training *training, ot_s
         add(out, "--state-dtype int8 with %s free under --nvme", ot_format_size(cap, need));
 }
 
+/* The first that fits of the modes that keep less. */
+static void suggest_recompute(const ot_job *job, const ot_training *training, ot_suggestions *out)
+{
+    ot_training t = *training;
+    while (t.recompute != OT_RECOMPUTE_FULL) {
+        t.recompute = t.recompute == OT_RECOMPUTE_NONE ? OT_RECOMPUTE_SELECTIVE : OT_RECOMPUTE_FULL;
+        if (ot_job_fits(&job->limits, &t) != OT_OK)
+            continue;
+        add(out, "--recompute %s", t.recompute == OT_RECOMPUTE_SELECTIVE ? "selective" : "full");
+        return;
+    }
+}
+
 static void suggest_batch(const ot_job *job, const ot_training *training, ot_suggestions *out)
 {
     ot_training t = *training;
@@ -260,6 +273,7 @@ void ot_job_suggest(const ot_job *job, ot_suggestions *out)
         return;
     }
     ot_job small = smallest_job(job);
+    suggest_recompute(&small, &small.training, out);
     suggest_formats(&small, &small.training, out);
     suggest_batch(&small, &small.training, out);
     suggest_caps(&small, &small.training, out);

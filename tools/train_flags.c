@@ -91,6 +91,8 @@ static const ot_option options[] = {
            NULL),
     NUMBER(SIZE, "io-block", io_block, "SIZE", "auto", "auto", "of a request", NULL),
     TEXT("io", io, "NAME", "auto", "auto|uring|threads", "how drives are asked", NULL),
+    TEXT("recompute", recompute, "WORD", "full", "full|selective|none",
+         "what backward computes again; selective and none keep activations on the device, for speed", NULL),
     FLAG("overlap", overlap, "on", "off: one operation after the other, the serial reference", NULL),
     NUMBER(REAL, "max-tbw", max_tbw, "N", "auto", "auto", "terabytes that this run may write to the drives",
            NULL),

@@ -26,7 +26,7 @@ typedef struct ot_train_flags {
     uint64_t gpu_mem, host_mem, io_block;
     ot_option_list nvme, place;
     int64_t prefetch_depth, io_depth;
-    const char *io;
+    const char *io, *recompute;
     int overlap;
     double max_tbw;
 

@@ -73,6 +73,12 @@ static void take_memory(fixture *f)
         f->grads[l] = device_take(f, model->layers[l].params * sizeof(float));
         f->x[l] = device_take(f, N * model->config.C * size);
     }
+    uint64_t kept = ot_compute_kept(&f->compute);
+    f->kept = calloc(model->layer_count, sizeof *f->kept);
+    for (size_t l = 0; l < model->config.L && kept > 0; l++) {
+        f->kept[l] = device_take(f, kept + GUARD_BYTES);
+        fill_device(f, f->kept[l] + kept, GUARD, GUARD_BYTES);
+    }
     f->dx = device_take(f, N * model->config.C * size);
     f->loss_sum = device_take(f, sizeof(double));
     f->data = device_take(f, N * DATA_PARTS * sizeof(int32_t));
@@ -109,7 +115,8 @@ fixture *fixture_open(const fixture_options *options)
                               .dtype = options->dtype,
                               .B = options->B,
                               .T = options->T,
-                              .loss_chunk = options->loss_chunk};
+                              .loss_chunk = options->loss_chunk,
+                              .recompute = options->recompute};
     take_memory(f);
     open_rope(f);
     for (size_t l = 0; l < f->model->layer_count; l++) {
@@ -121,18 +128,26 @@ fixture *fixture_open(const fixture_options *options)
     return f;
 }
 
-void fixture_close(fixture *f)
+static void expect_guard(fixture *f, const unsigned char *at)
 {
     unsigned char guard[GUARD_BYTES];
-    ot_copy_d2h(f->stream, guard, f->workspace + f->compute.workspace_bytes, sizeof guard);
+    ot_copy_d2h(f->stream, guard, at, sizeof guard);
     synchronize(f);
     for (size_t i = 0; i < sizeof guard; i++)
         assert_int_equal(guard[i], GUARD);
+}
+
+void fixture_close(fixture *f)
+{
+    expect_guard(f, f->workspace + f->compute.workspace_bytes);
+    for (size_t l = 0; f->kept[l] != NULL; l++)
+        expect_guard(f, f->kept[l] + ot_compute_kept(&f->compute));
     ot_device_close(f->device);
     ot_model_close(f->model);
     free(f->weights);
     free(f->grads);
     free(f->x);
+    free(f->kept);
     free(f);
 }
 
@@ -174,14 +189,15 @@ static ot_batch upload(fixture *f, const host_batch *batch)
     return (ot_batch){f->data, f->data + N, f->data + 2 * N, f->data + 3 * N};
 }
 
-static void forward(fixture *f, const ot_batch *batch)
+static void forward(fixture *f, const ot_batch *batch, int keeping)
 {
     const ot_compute *c = &f->compute;
     size_t L = f->model->config.L;
     ot_embed_forward(c, f->stream, f->weights[0], batch, f->x[0]);
     for (size_t l = 0; l < L; l++) {
         fill_device(f, f->workspace, 0xff, c->workspace_bytes); /* NaN */
-        ot_block_forward(c, f->stream, f->weights[l + 1], batch, f->x[l], f->x[l + 1], f->workspace);
+        ot_block_forward(c, f->stream, f->weights[l + 1], batch, f->x[l], f->x[l + 1],
+                         keeping ? f->kept[l] : NULL, f->workspace);
     }
     fill_device(f, f->workspace, 0xff, c->workspace_bytes);
 }
@@ -191,13 +207,13 @@ void fixture_run(fixture *f, const host_batch *host, float grad_scale)
     const ot_compute *c = &f->compute;
     const ot_batch batch = upload(f, host);
     size_t L = f->model->config.L;
-    forward(f, &batch);
+    forward(f, &batch, 1);
     ot_head(c, f->stream, f->weights[L + 1], f->weights[0], &batch, f->x[L], f->dx, f->grads[L + 1],
             f->grads[0], grad_scale, f->loss_sum, f->workspace);
     for (size_t l = L; l-- > 0;) {
         fill_device(f, f->workspace, 0xff, c->workspace_bytes);
         ot_block_backward(c, f->stream, f->weights[l + 1], &batch, f->x[l], f->dx, f->grads[l + 1],
-                          f->workspace);
+                          f->kept[l], f->workspace);
     }
     ot_embed_backward(c, f->stream, f->weights[0], &batch, f->dx, f->grads[0], f->workspace);
     synchronize(f);
@@ -207,7 +223,7 @@ void fixture_evaluate(fixture *f, const host_batch *host)
 {
     const ot_batch batch = upload(f, host);
     size_t L = f->model->config.L;
-    forward(f, &batch);
+    forward(f, &batch, 0);
     ot_head(&f->compute, f->stream, f->weights[L + 1], f->weights[0], &batch, f->x[L], NULL, NULL, NULL, 0,
             f->loss_sum, f->workspace);
     synchronize(f);

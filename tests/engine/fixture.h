@@ -14,6 +14,8 @@ typedef struct fixture {
     void **weights; /* device: each layer's flat vector */
     float **grads;  /* the same, FP32 */
     void **x;       /* device: boundaries, the last one behind the last block */
+    unsigned char *
+        *kept; /* device: what each block keeps, with guard bytes behind it; NULL with full recompute */
     void *dx;
     double *loss_sum;
     unsigned char *workspace; /* with guard bytes behind it */
@@ -25,6 +27,7 @@ typedef struct fixture_options {
     ot_dtype dtype;
     size_t B, T, loss_chunk;
     int threads;
+    ot_recompute recompute;
 } fixture_options;
 
 /* Opens it with random weights of seed 1, whose norms' weights and biases are random too. */

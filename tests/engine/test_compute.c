@@ -301,6 +301,56 @@ static void test_gelu_is_the_one_asked_for(void **state)
     free(tanh_loss.grads);
 }
 
+/* ---- Recompute ---- */
+
+/* Whatever is kept, all bytes are the same, and as many are kept as the tensors that backward reads have. */
+static void test_recompute_changes_nothing(void **state)
+{
+    (void)state;
+    static const ot_dtype dtypes[] = {OT_FP32, OT_BF16};
+    for (size_t m = 0; m < MODELS; m++)
+        for (size_t d = 0; d < 2; d++) {
+            fixture_options options = options_of(m, dtypes[d], SEQUENCES / 2);
+            outcome full = run_all(options);
+            for (int mode = OT_RECOMPUTE_SELECTIVE; mode <= OT_RECOMPUTE_NONE; mode++) {
+                options.recompute = (ot_recompute)mode;
+                outcome other = run_all(options);
+                assert_true(other.loss == full.loss);
+                assert_memory_equal(other.grads, full.grads, full.count * sizeof *full.grads);
+                free(other.grads);
+            }
+            free(full.grads);
+        }
+}
+
+static uint64_t kept_row(const ot_model_config *config, ot_recompute recompute)
+{
+    ot_model *model;
+    assert_int_equal(ot_model_open(config, &model), OT_OK);
+    const ot_compute compute = {
+        .model = model, .dtype = OT_BF16, .B = 1, .T = 2048, .loss_chunk = 64, .recompute = recompute};
+    uint64_t bytes = ot_compute_kept(&compute);
+    ot_model_close(model);
+    assert_int_equal(bytes % 2048, 0);
+    return bytes / 2048;
+}
+
+static void test_what_is_kept(void **state)
+{
+    (void)state;
+    ot_model_config config;
+    assert_int_equal(ot_model_preset("7b", &config), OT_OK);
+    const uint64_t C = 4096, F = 11008, lse = 4 * 32, stats = 2 * 2 * 4;
+    assert_int_equal(kept_row(&config, OT_RECOMPUTE_FULL), 0);
+    /* q, k, v, the attention's output, y, gate and up; then both norms' outputs and their product, too. */
+    assert_int_equal(kept_row(&config, OT_RECOMPUTE_SELECTIVE), 2 * (5 * C + 2 * F) + lse);
+    assert_int_equal(kept_row(&config, OT_RECOMPUTE_NONE), 2 * (7 * C + 3 * F) + lse + stats);
+    config.qk_norm = 1; /* q, k and v before and after their norms, or before them alone */
+    assert_int_equal(kept_row(&config, OT_RECOMPUTE_SELECTIVE), 2 * (5 * C + 2 * F) + lse);
+    assert_int_equal(kept_row(&config, OT_RECOMPUTE_NONE),
+                     2 * (10 * C + 3 * F) + lse + stats + 2 * 2 * 4 * 32);
+}
+
 /* ---- The ends ---- */
 
 static void test_evaluation_gives_the_loss_alone(void **state)
@@ -402,6 +452,8 @@ int main(void)
         cmocka_unit_test(test_threads_give_the_same_bytes),
         cmocka_unit_test(test_packed_documents_are_separate_sequences),
         cmocka_unit_test(test_gelu_is_the_one_asked_for),
+        cmocka_unit_test(test_recompute_changes_nothing),
+        cmocka_unit_test(test_what_is_kept),
         cmocka_unit_test(test_evaluation_gives_the_loss_alone),
         cmocka_unit_test(test_no_trained_token_gives_nothing),
         cmocka_unit_test(test_head_in_place),

@@ -322,12 +322,16 @@ static void test_operations_of_a_step(void **state)
     } expected[] = {{"7b", 51.9e9}, {"8b", 57.4e9}};
     for (size_t i = 0; i < 2; i++) {
         ot_model *model = open_preset(expected[i].name);
-        ot_model_flops flops = ot_model_count_flops(model, 1, 2048),
-                       twice = ot_model_count_flops(model, 2, 2048);
+        ot_model_flops flops = ot_model_count_flops(model, 1, 2048, OT_RECOMPUTE_FULL),
+                       twice = ot_model_count_flops(model, 2, 2048, OT_RECOMPUTE_FULL);
         double L = (double)model->config.L;
         double total = (L * (flops.block_forward + flops.block_backward) + flops.head) / 2048;
         assert_true(fabs(total / expected[i].total - 1) < 1e-3);
         assert_true(twice.block_backward == 2 * flops.block_backward && twice.head == 2 * flops.head);
+        double without = ot_model_count_flops(model, 1, 2048, OT_RECOMPUTE_NONE).block_backward;
+        assert_true(ot_model_count_flops(model, 1, 2048, OT_RECOMPUTE_SELECTIVE).block_backward == without);
+        total = (L * (flops.block_forward + without) + flops.head) / 2048;
+        assert_true(i > 0 || fabs(total / 41.3e9 - 1) < 2e-3); /* as much as is said without recompute */
         if (i == 0)
             assert_true(fabs((L * flops.block_forward + flops.head_forward) / 2048 / 13.8e9 - 1) < 5e-3);
         ot_model_close(model);
@@ -338,12 +342,13 @@ static void test_operations_of_a_window(void **state)
 {
     (void)state;
     ot_model *model = open_preset("tiny");
-    double full = ot_model_count_flops(model, 1, 10).block_forward;
+    double full = ot_model_count_flops(model, 1, 10, OT_RECOMPUTE_FULL).block_forward;
     model->config.window = 3;
     /* Pairs: 10*11/2 = 55 without, 1+2+3*8 = 27 with it; 4 operations for each of NH*HD = 128 columns. */
-    assert_true(full - ot_model_count_flops(model, 1, 10).block_forward == 4 * 128 * (55 - 27));
+    assert_true(full - ot_model_count_flops(model, 1, 10, OT_RECOMPUTE_FULL).block_forward ==
+                4 * 128 * (55 - 27));
     model->config.window = 100;
-    assert_true(full == ot_model_count_flops(model, 1, 10).block_forward);
+    assert_true(full == ot_model_count_flops(model, 1, 10, OT_RECOMPUTE_FULL).block_forward);
     ot_model_close(model);
 }
 

@@ -200,12 +200,14 @@ static void placement_changes_nothing(void **state)
     ot_model_close(model);
 }
 
-/* A tied head, 8-bit moments, FP16 with a loss scale, and the update inside backward, each over all placements. */
+/* A tied head, 8-bit moments, FP16 with a loss scale, the update inside backward, and what backward computes again, each
+ * over all placements. */
 static void placement_changes_nothing_elsewhere(void **state)
 {
     (void)state;
-    for (int which = 0; which < 4; which++) {
+    for (int which = 0; which < 6; which++) {
         ot_model_config config = config_of(1);
+        config.qk_norm = which == 4;
         ot_model *model;
         assert_int_equal(ot_model_open(&config, &model), OT_OK);
         ot_training base = training_for(model), t;
@@ -218,6 +220,8 @@ static void placement_changes_nothing_elsewhere(void **state)
             t = base;
             place(&t, placement);
             vary(&t, (placement + which) % VARIANTS);
+            if (which >= 4)
+                t.recompute = placement % 2 ? OT_RECOMPUTE_NONE : OT_RECOMPUTE_SELECTIVE;
             run(&t, 1e-2, &other);
             if (other.hash != reference.hash)
                 print_error("kind %d, placement %d\n", which, placement);

@@ -106,7 +106,7 @@ static rig *random_lists(uint64_t seed, rig_waits waits, int length)
     for (size_t i = 0; i < CHUNKS; i++) {
         int32_t host = i % 4 == 3 ? l.host[0] : l.host[i % HOSTS];
         ot_operation load = {
-            .kind = OT_OP_LOAD, .layer = (int32_t)i, .places = {host, -1, -1, -1, -1, -1, -1, -1}};
+            .kind = OT_OP_LOAD, .layer = (int32_t)i, .places = {host, -1, -1, -1, -1, -1, -1, -1, -1}};
         ot_operation save = load;
         save.kind = OT_OP_SAVE;
         rig_add(l.r, OT_LIST_LOAD, load);
@@ -179,7 +179,7 @@ static void little_is_enough(void **state)
     rig *r = rig_open(RIG_WAITS_ALL);
     int32_t host = rig_place(r, OT_TIER_HOST, OT_PLANE_WEIGHT, 4096);
     rig_add(r, OT_LIST_LOAD,
-            (ot_operation){.kind = OT_OP_LOAD, .places = {host, -1, -1, -1, -1, -1, -1, -1}});
+            (ot_operation){.kind = OT_OP_LOAD, .places = {host, -1, -1, -1, -1, -1, -1, -1, -1}});
     rig_setup setup = setup_in(state, 0);
     start(r, &setup);
     run(r, OT_LIST_EVAL);
@@ -275,9 +275,10 @@ static void lanes_work_at_the_same_time(void **state)
         int32_t device = rig_place(r, OT_TIER_DEVICE, OT_PLANE_WEIGHT, 4096);
         for (int i = 0; i < 10; i++) {
             rig_add(r, OT_LIST_FIRST,
-                    (ot_operation){.kind = OT_OP_UPDATE, .places = {host, -1, -1, -1, -1, -1, -1, -1}});
-            rig_add(r, OT_LIST_FIRST,
-                    (ot_operation){.kind = OT_OP_REDUCE, .places = {device, device, -1, -1, -1, -1, -1, -1}});
+                    (ot_operation){.kind = OT_OP_UPDATE, .places = {host, -1, -1, -1, -1, -1, -1, -1, -1}});
+            rig_add(
+                r, OT_LIST_FIRST,
+                (ot_operation){.kind = OT_OP_REDUCE, .places = {device, device, -1, -1, -1, -1, -1, -1, -1}});
         }
         rig_setup setup = setup_in(state, 0);
         r->compute_ns = r->cpu_ns = 20000000;
@@ -355,9 +356,9 @@ static void run_without_a_wait(void **state)
         rig *r = rig_open(RIG_WAITS_ALL);
         int32_t host = rig_place(r, OT_TIER_HOST, OT_PLANE_WEIGHT, 4096);
         int32_t device = rig_place(r, OT_TIER_DEVICE, OT_PLANE_WEIGHT, 4096);
-        size_t reduce =
-            rig_add(r, OT_LIST_FIRST,
-                    (ot_operation){.kind = OT_OP_REDUCE, .places = {device, device, -1, -1, -1, -1, -1, -1}});
+        size_t reduce = rig_add(
+            r, OT_LIST_FIRST,
+            (ot_operation){.kind = OT_OP_REDUCE, .places = {device, device, -1, -1, -1, -1, -1, -1, -1}});
         size_t copy = rig_move(r, OT_LIST_FIRST, OT_OP_D2H, device, host, 0);
         if (removed)
             rig_remove_wait(r, OT_LIST_FIRST, copy, reduce);

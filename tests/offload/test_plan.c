@@ -121,6 +121,9 @@ static void inference_holds_weights_alone(void **state)
             fail_msg("seed %d: %s", (int)seed, ot_error_text());
         check_all(&m.request, plan, seed);
         check_inference(&m.request, plan);
+        assert_true(plan->predicted_s > 0);
+        memcpy(m.request.budget, plan->peak_bytes, sizeof m.request.budget);
+        assert_int_equal(ot_plan_fits(&m.request), OT_OK); /* what is needed is enough */
         m.request.budget[OT_TIER_DEVICE] = plan->peak_bytes[OT_TIER_DEVICE] * (50 + seed % 50) / 100;
         ot_plan_free(plan);
         if (ot_plan_make(&m.request, &plan) != OT_OK) {
@@ -271,6 +274,26 @@ static ot_plan *make(const model *m)
     if (ot_plan_make(&m->request, &plan) != OT_OK)
         fail_msg("%s", ot_error_text());
     return plan;
+}
+
+/* What is kept takes its room on the device, one for each stage between the ends and each micro-batch, and nothing else. */
+static void what_is_kept_is_on_the_device(void **state)
+{
+    (void)state;
+    static model m;
+    for (uint64_t seed = 0; seed < 200; seed++) {
+        uint64_t device[2], others[2];
+        model_random(&m, seed);
+        for (int kept = 0; kept < 2; kept++) {
+            m.request.kept_bytes = kept ? 5000 : 0;
+            ot_plan *plan = make(&m);
+            device[kept] = plan->peak_bytes[OT_TIER_DEVICE];
+            others[kept] = plan->peak_bytes[OT_TIER_HOST] + plan->peak_bytes[OT_TIER_NVME];
+            ot_plan_free(plan);
+        }
+        assert_int_equal(device[1] - device[0], (m.request.stage_count - 2) * m.request.micro_batches * 8192);
+        assert_int_equal(others[1], others[0]);
+    }
 }
 
 static void nvme_takes_less_host_memory(void **state)
@@ -535,6 +558,7 @@ int main(void)
         cmocka_unit_test(an_outline_predicts_its_plan),
         cmocka_unit_test(serial_lists_are_the_same),
         cmocka_unit_test(traffic_adds_up),
+        cmocka_unit_test(what_is_kept_is_on_the_device),
         cmocka_unit_test(nvme_takes_less_host_memory),
         cmocka_unit_test(a_share_is_kept),
         cmocka_unit_test(memory_is_used_up),

@@ -58,6 +58,9 @@ static touched touched_by(const ot_operation *operation)
                 reads(&t, operation, i);
             writes(&t, operation, i);
         }
+        if (kind == OT_OP_BACKWARD)
+            reads(&t, operation, 8);
+        writes(&t, operation, 8);
         break;
     case OT_OP_REDUCE:
         reads(&t, operation, 0);
@@ -307,7 +310,8 @@ size_t rig_add(rig *r, ot_list_kind kind, ot_operation operation)
 size_t rig_move(rig *r, ot_list_kind list, ot_operation_kind kind, int32_t from, int32_t to, uint64_t offset)
 {
     uint64_t a = r->own.places[from].bytes, b = r->own.places[to].bytes;
-    ot_operation operation = {.kind = kind, .places = {from, to, -1, -1, -1, -1, -1, -1}, .offset = offset};
+    ot_operation operation = {
+        .kind = kind, .places = {from, to, -1, -1, -1, -1, -1, -1, -1}, .offset = offset};
     operation.bytes = kind == OT_OP_READ || kind == OT_OP_D2H ? (kind == OT_OP_READ ? a : b)
                       : kind == OT_OP_WRITE                   ? b
                                                               : a;

@@ -79,11 +79,12 @@ typedef struct touched {
 /* What an operation touches, by plan.h. Returns the number. */
 static size_t touches(const ot_plan *plan, const ot_operation *o, touched out[])
 {
-    static const char *const modes[OT_OP_KINDS] = {
-        [OT_OP_READ] = "ww",       [OT_OP_WRITE] = "rw",          [OT_OP_H2D] = "rw",
-        [OT_OP_D2H] = "rw",        [OT_OP_DATA] = ".w",           [OT_OP_FORWARD] = "rrrwrw..",
-        [OT_OP_HEAD] = "rrrwrwww", [OT_OP_BACKWARD] = "rrrwrwww", [OT_OP_REDUCE] = "rww",
-        [OT_OP_UPDATE] = "wwwwr",  [OT_OP_LOAD] = "wwww",         [OT_OP_SAVE] = "rrrr"};
+    static const char *const modes[OT_OP_KINDS] = {[OT_OP_READ] = "ww",       [OT_OP_WRITE] = "rw",
+                                                   [OT_OP_H2D] = "rw",        [OT_OP_D2H] = "rw",
+                                                   [OT_OP_DATA] = ".w",       [OT_OP_FORWARD] = "rrrwrw..w",
+                                                   [OT_OP_HEAD] = "rrrwrwww", [OT_OP_BACKWARD] = "rrrwrwwww",
+                                                   [OT_OP_REDUCE] = "rww",    [OT_OP_UPDATE] = "wwwwr",
+                                                   [OT_OP_LOAD] = "wwww",     [OT_OP_SAVE] = "rrrr"};
     size_t count = 0;
     const char *mode = modes[o->kind];
     for (size_t i = 0; i < OT_OPERATION_PLACES; i++) {

@@ -17,6 +17,7 @@ typedef enum value {
     LAYER_REDUCED,  /* a = layer, version = step */
     LAYER_SUMS,     /* the same */
     STEP_DATA,      /* version = step, or evaluation */
+    KEPT,           /* a = stage, b = micro-batch, version = step */
 } value;
 
 typedef struct tag {
@@ -181,6 +182,20 @@ static void add_gradients(world *w, const ot_operation *o)
     }
 }
 
+/* Between a block's forward and its backward; an evaluation keeps nothing. */
+static void check_kept(world *w, const ot_operation *o)
+{
+    int keeps =
+        w->request->kept_bytes > 0 && w->list != OT_LIST_EVAL && o->kind != OT_OP_HEAD && o->stage > 0;
+    const tag kept = {KEPT, o->stage, o->micro_batch, (uint64_t)w->data}, nothing = {EMPTY, 0, 0, 0};
+    assert_int_equal(o->places[8] >= 0, keeps);
+    if (!keeps)
+        return;
+    if (o->kind == OT_OP_BACKWARD)
+        expect(get(w, o->places[8], 0, w->request->kept_bytes), KEPT, kept.a, kept.b, kept.version);
+    put_all(w, o->places[8], o->kind == OT_OP_FORWARD ? kept : nothing);
+}
+
 static void do_compute(world *w, const ot_operation *o)
 {
     int64_t s = o->stage, m = o->micro_batch;
@@ -194,6 +209,7 @@ static void do_compute(world *w, const ot_operation *o)
         expect(get(w, o->places[4], 0, w->request->data_bytes), STEP_DATA, 0, 0, data);
     assert_int_equal(o->places[4], w->plan->data_place);
     assert_int_equal(o->places[5], w->plan->workspace_place);
+    check_kept(w, o);
     if (o->kind == OT_OP_FORWARD)
         put_all(w, o->places[3], (tag){BOUNDARY, s + 1, m, data});
     else if (o->kind == OT_OP_BACKWARD)

@@ -141,6 +141,31 @@ static void plan_for_another_machine(void **state)
     assert_int_equal(process_run(&result, "%s --model tiny --gpu rtx4090", OT_COMMAND), 2);
 }
 
+/* What is kept is on the device, more of it with less recompute, and the work is as much less; where it does not fit, the mode
+ * that does is named. */
+static void what_is_kept_is_in_the_plan(void **state)
+{
+    (void)state;
+    static const char *const modes[] = {"full", "selective", "none"};
+    double flops[3];
+    long long bytes[3];
+    char flags[128];
+    for (size_t i = 0; i < 3; i++) {
+        snprintf(flags, sizeof flags, "--batch-size 4 --gpu-mem 1G --recompute %s", modes[i]);
+        json_t *plan = plan_json(0, flags);
+        assert_string_equal(json_string_value(at(plan, "step", "recompute", NULL)), modes[i]);
+        flops[i] = json_real_value(at(plan, "step", "flops", NULL));
+        json_t *planes = at(plan, "tiers", "device", "planes");
+        bytes[i] = json_integer_value(json_object_get(planes, "activation"));
+        json_decref(plan);
+    }
+    assert_true(flops[1] < 0.9 * flops[0] && flops[2] == flops[1]);
+    assert_true(bytes[0] < bytes[1] && bytes[1] < bytes[2]);
+    snprintf(flags, sizeof flags, "--batch-size 4 --gpu-mem %lld --recompute none", bytes[2]);
+    json_decref(plan_json(3, flags));
+    assert_non_null(strstr(result.err, "--recompute "));
+}
+
 /* What is forced is named beside what would have been chosen. */
 static void a_forced_choice_has_a_price(void **state)
 {
@@ -171,6 +196,7 @@ int main(void)
         cmocka_unit_test(what_does_not_fit_in_two_tiers),
         cmocka_unit_test(dry_run_is_the_plan),
         cmocka_unit_test(plan_for_another_machine),
+        cmocka_unit_test(what_is_kept_is_in_the_plan),
         cmocka_unit_test(a_forced_choice_has_a_price),
         cmocka_unit_test(print_config),
     };

@@ -275,6 +275,7 @@ static void placement_changes_nothing(void **state)
     static const char *const flags[] = {
         "",
         "--overlap off --threads 1",
+        "--recompute none --place acts=nvme",
         "--place weights=nvme,states=nvme,grads=nvme,acts=nvme",
         "--place weights=device:50%,states=host:40%,acts=host --prefetch-depth 2 --io threads --threads 2",
     };
