@@ -12,11 +12,15 @@
 
 enum {
     RING_CHUNKS = 8,
+    RING_MAX = 64,
     DEPTHS = 3,
     CANDIDATES_MAX = 64,
     WORK_ENOUGH = 24000, /* visits of micro-batches that are simulated, of a step that has more */
     DEFERRED_MAX = 8,    /* sixteenths: forward is never half a step */
 };
+
+/* Shares of the best time so far below which another choice is taken. */
+static const double CLEARLY = 0.999, WORTH_MEMORY = 0.99;
 
 const char *ot_tier_name(ot_tier tier)
 {
@@ -134,8 +138,8 @@ typedef struct plan_search {
     size_t tried_count;
 } plan_search;
 
-/* Fits one candidate and keeps it where it is clearly faster than the best so far. */
-static ot_status consider(plan_search *search, ot_choice candidate, int acts_first)
+/* Fits one candidate and keeps it where it takes less than `share` of the best time so far. */
+static ot_status consider(plan_search *search, ot_choice candidate, int acts_first, double share)
 {
     ot_draft *draft = search->draft;
     int fits;
@@ -153,7 +157,7 @@ static ot_status consider(plan_search *search, ot_choice candidate, int acts_fir
     if (!fits)
         return OT_OK;
     OT_TRY(predict(draft, &seconds));
-    if (search->best_s < 0 || seconds < search->best_s * 0.999) {
+    if (search->best_s < 0 || seconds < search->best_s * share) {
         search->best = draft->choice;
         search->best_s = seconds;
     }
@@ -170,8 +174,33 @@ static ot_status search_device(plan_search *search, ot_choice choice)
             for (int large_first = 1; large_first >= 0; large_first--) {
                 choice.prefetch_depth = request->prefetch_depth > 0 ? request->prefetch_depth : depths[d];
                 choice.large_first = large_first;
-                OT_TRY(consider(search, choice, acts_first));
+                OT_TRY(consider(search, choice, acts_first, CLEARLY));
             }
+    return OT_OK;
+}
+
+/* Longer rings, where they are worth their memory: the drive then works further ahead and further behind. */
+static ot_status search_rings(plan_search *search)
+{
+    const ot_plan_request *request = search->draft->request;
+    if (request->ring > 0 || request->budget[OT_TIER_NVME] == 0)
+        return OT_OK;
+    for (int ring = 2 * search->best.ring; ring <= RING_MAX; ring *= 2)
+        for (int acts_first = 0; acts_first < 2; acts_first++) {
+            ot_choice choice = search->best;
+            choice.ring = ring;
+            OT_TRY(consider(search, choice, acts_first, WORTH_MEMORY));
+        }
+    return OT_OK;
+}
+
+/* Shares of the updates that are left to the next forward. */
+static ot_status search_deferred(plan_search *search)
+{
+    ot_choice choice = search->best;
+    for (choice.deferred_16th = 1; choice.deferred_16th <= DEFERRED_MAX; choice.deferred_16th++)
+        for (int acts_first = 0; acts_first < 2; acts_first++)
+            OT_TRY(consider(search, choice, acts_first, CLEARLY));
     return OT_OK;
 }
 
@@ -185,13 +214,10 @@ static ot_status search_all(plan_search *search)
         if (search->best_s >= 0 || request->ring > 0 || choice.ring <= OT_RING_MIN)
             break;
     }
-    if (search->best_s < 0 || !request->update_in_backward)
+    if (search->best_s < 0)
         return OT_OK;
-    choice = search->best;
-    for (choice.deferred_16th = 1; choice.deferred_16th <= DEFERRED_MAX; choice.deferred_16th++)
-        for (int acts_first = 0; acts_first < 2; acts_first++)
-            OT_TRY(consider(search, choice, acts_first));
-    return OT_OK;
+    OT_TRY(search_rings(search));
+    return request->update_in_backward ? search_deferred(search) : OT_OK;
 }
 
 /* ---- what does not fit ---- */
