@@ -29,7 +29,7 @@
  * on the device; SAVE hands every home over, chunk by chunk in model order. Micro-batches run 0 … M-1 in
  * forward and in backward alike, so that gradients add up in one order wherever things lie.
  *
- * For inference only the weights exist, nothing is kept for a backward, and LOAD, EVAL and SAVE are the lists
+ * For inference only the weights exist, nothing is kept for a backward, and LOAD, EVAL, LOGITS and SAVE are the lists
  * that are not empty. */
 #ifndef OT_OFFLOAD_PLAN_H
 #define OT_OFFLOAD_PLAN_H

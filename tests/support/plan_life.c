@@ -186,7 +186,7 @@ static void add_gradients(world *w, const ot_operation *o)
 static void check_kept(world *w, const ot_operation *o)
 {
     int keeps =
-        w->request->kept_bytes > 0 && w->list != OT_LIST_EVAL && o->kind != OT_OP_HEAD && o->stage > 0;
+        w->request->kept_bytes > 0 && !is_evaluation(w->list) && o->kind != OT_OP_HEAD && o->stage > 0;
     const tag kept = {KEPT, o->stage, o->micro_batch, (uint64_t)w->data}, nothing = {EMPTY, 0, 0, 0};
     assert_int_equal(o->places[8] >= 0, keeps);
     if (!keeps)
