@@ -1,0 +1,182 @@
+/* A rendered conversation as tokens.
+ *
+ * What stands between two special tokens is encoded as one text, as Hugging Face does with the whole conversation: cut at the edge
+ * of an answer, "\n" and "\n\n" would be two tokens where the model knows one. The first trained token is then the first that
+ * differs from those of the part before the answer alone. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "io/template_state.h"
+#include "io/tokenizer_parts.h"
+
+/* ---- documents ---- */
+
+void ot_document_clear(ot_document *document)
+{
+    document->ids.count = 0;
+    document->marks = 0;
+}
+
+void ot_document_free(ot_document *document)
+{
+    ot_ids_free(&document->ids);
+    ot_ids_free(&document->head);
+    ot_ids_free(&document->scratch);
+    free(document->trained);
+    *document = (ot_document){0};
+}
+
+ot_status ot_document_mark(ot_document *document, int trained)
+{
+    size_t count = document->ids.count;
+    if (document->marks_capacity < count) {
+        size_t capacity = count + count / 2 + 64;
+        unsigned char *marks = realloc(document->trained, capacity);
+        if (marks == NULL)
+            return ot_fail(OT_ERR_INTERNAL, "out of memory for the marks of %zu tokens", count);
+        document->trained = marks;
+        document->marks_capacity = capacity;
+    }
+    if (count > document->marks)
+        memset(document->trained + document->marks, trained != 0, count - document->marks);
+    document->marks = count;
+    return OT_OK;
+}
+
+ot_status ot_document_add(ot_document *document, int32_t id, int trained)
+{
+    if (id >= 0)
+        OT_TRY(ot_ids_add(&document->ids, id));
+    return ot_document_mark(document, trained);
+}
+
+/* ---- what stands between two special tokens ---- */
+
+typedef struct run {
+    const ot_template *chat;
+    char *text;
+    size_t bytes, capacity;
+    size_t answer; /* where the trained part begins; = bytes: there is none yet */
+    int behind;    /* a special token comes before it … */
+    int strips;    /* … which swallows white space */
+    ot_document *out;
+} run;
+
+static ot_status run_add(run *r, const char *text, size_t bytes, int trained)
+{
+    if (r->bytes + bytes > r->capacity) {
+        size_t capacity = r->bytes + bytes + r->capacity + 256;
+        char *more = realloc(r->text, capacity);
+        if (more == NULL)
+            return ot_fail(OT_ERR_INTERNAL, "out of memory for a conversation");
+        r->text = more;
+        r->capacity = capacity;
+    }
+    while (r->strips && bytes > 0 && strchr(" \t\n\r\f\v", *text) != NULL && *text != '\0') {
+        text++;
+        bytes--;
+    }
+    if (bytes == 0)
+        return OT_OK;
+    r->strips = 0;
+    memcpy(r->text + r->bytes, text, bytes);
+    int had_answer = r->answer < r->bytes;
+    r->bytes += bytes;
+    if (!trained && !had_answer)
+        r->answer = r->bytes;
+    return OT_OK;
+}
+
+/* The first `bytes` of the run, encoded as what stands behind a special token. */
+static ot_status encode(run *r, size_t bytes, ot_ids *out)
+{
+    const ot_tokenizer *tokenizer = r->chat->tokenizer;
+    const char *glue = r->chat->glue;
+    size_t before = out->count;
+    OT_TRY(ot_tokenizer_encode(tokenizer, r->text, bytes, 0, out));
+    if (glue == NULL || !r->behind)
+        return OT_OK;
+    /* With the special token in front and special tokens read as such, which content that holds one must not be. */
+    r->out->scratch.count = 0;
+    OT_TRY(ot_tokenizer_encode(tokenizer, r->text, bytes, 1, &r->out->scratch));
+    size_t count = out->count - before;
+    if (r->out->scratch.count != count ||
+        memcmp(r->out->scratch.ids, out->ids + before, count * sizeof *out->ids) != 0)
+        return OT_OK;
+    size_t length = strlen(glue);
+    char *joined = malloc(length + bytes + 1);
+    if (joined == NULL)
+        return ot_fail(OT_ERR_INTERNAL, "out of memory for a conversation");
+    memcpy(joined, glue, length);
+    memcpy(joined + length, r->text, bytes);
+    out->count = before;
+    ot_status status = ot_tokenizer_encode(tokenizer, joined, length + bytes, 1, out);
+    free(joined);
+    if (status == OT_OK) {
+        out->count--;
+        memmove(out->ids + before, out->ids + before + 1, (out->count - before) * sizeof *out->ids);
+    }
+    return status;
+}
+
+static ot_status run_flush(run *r)
+{
+    ot_document *out = r->out;
+    size_t before = out->ids.count, common = 0;
+    if (r->bytes == 0)
+        return OT_OK;
+    OT_TRY(encode(r, r->bytes, &out->ids));
+    if (r->answer == r->bytes)
+        OT_TRY(ot_document_mark(out, 0));
+    else if (r->answer > 0) {
+        r->out->head.count = 0;
+        OT_TRY(encode(r, r->answer, &r->out->head));
+        size_t all = out->ids.count;
+        while (common < r->out->head.count && before + common < all &&
+               r->out->head.ids[common] == out->ids.ids[before + common])
+            common++;
+        out->ids.count = before + common;
+        OT_TRY(ot_document_mark(out, 0));
+        out->ids.count = all;
+    }
+    r->bytes = r->answer = 0;
+    return ot_document_mark(out, 1);
+}
+
+static ot_status run_special(run *r, int32_t id, int trained, int strips)
+{
+    OT_TRY(run_flush(r));
+    r->behind = 1;
+    r->strips = strips;
+    return ot_document_add(r->out, id, trained);
+}
+
+static ot_status encode_segment(run *r, const ot_segment *s)
+{
+    if (s->kind == OT_SEGMENT_BOS)
+        return run_special(r, r->chat->bos_id, s->trained, 0);
+    if (s->kind == OT_SEGMENT_EOS)
+        return run_special(r, r->chat->eos_id, s->trained, 0);
+    for (size_t i = 0; s->kind == OT_SEGMENT_MARKER && i < r->chat->marker_count; i++)
+        if (strcmp(r->chat->markers[i].text, s->text) == 0)
+            return run_special(r, r->chat->markers[i].id, s->trained, r->chat->markers[i].strips);
+    if (!s->trained && r->answer < r->bytes) {
+        OT_TRY(run_flush(r));
+        r->behind = 0;
+    }
+    return run_add(r, s->text, s->bytes, s->trained);
+}
+
+ot_status ot_template_encode(const ot_template *chat, const ot_turn *turns, size_t count, ot_document *out)
+{
+    ot_segments segments = {0};
+    run r = {.chat = chat, .out = out};
+    ot_status status = ot_template_render(chat, turns, count, &segments);
+    for (size_t i = 0; status == OT_OK && i < segments.count; i++)
+        status = encode_segment(&r, &segments.items[i]);
+    if (status == OT_OK)
+        status = run_flush(&r);
+    free(r.text);
+    free(segments.items);
+    return status;
+}
