@@ -1,122 +1,78 @@
-/* Byte-level text data. */
+/* Windows over token files, and their order. */
 #include "engine/data.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#include "engine/layout.h"
+#include "engine/packing.h"
+#include "engine/samples.h"
 #include "kernels/random.h"
 
-typedef struct data_file {
-    const unsigned char *bytes;
-    uint64_t length, first_window, windows;
-} data_file;
-
 struct ot_dataset {
-    data_file *files;
-    size_t file_count;
-    char *sample; /* the built-in text; NULL: the files are mapped */
-    uint64_t windows, tokens, seed;
+    const ot_tokens **tokens;
+    ot_tokens *sample; /* the built-in one, where it is used; else NULL */
+    ot_windows windows;
+    ot_data_stats stats;
     size_t T;
     int shuffle;
+    uint64_t seed;
 };
 
 /* ---- opening ---- */
 
-static ot_status map_file(const char *path, data_file *file)
+static ot_status take_tokens(ot_dataset *dataset, ot_data_options *options)
 {
-    struct stat facts;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &facts) != 0) {
-        ot_status status = ot_fail(OT_ERR_DATA, "%s: %s", path, strerror(errno));
-        if (fd >= 0)
-            close(fd);
+    size_t count = options->token_count > 0 ? options->token_count : 1;
+    dataset->tokens = calloc(count, sizeof(ot_tokens *));
+    if (dataset->tokens == NULL)
+        return ot_fail(OT_ERR_INTERNAL, "out of memory for %zu token files", count);
+    if (options->token_count == 0) {
+        OT_TRY(ot_samples_builtin(options->V, &dataset->sample));
+        dataset->tokens[0] = dataset->sample;
+    } else
+        memcpy(dataset->tokens, options->tokens, count * sizeof(ot_tokens *));
+    options->tokens = dataset->tokens;
+    options->token_count = count;
+    for (size_t i = 0; i < count; i++)
+        OT_TRY(ot_tokens_check_vocabulary(dataset->tokens[i], options->V));
+    return OT_OK;
+}
+
+static ot_status lay_out(ot_dataset *dataset, const ot_data_options *options)
+{
+    ot_pieces pieces = {0};
+    ot_data_stats *stats = &dataset->stats;
+    ot_status status = ot_pieces_lay_out(options, &pieces, stats);
+    if (status != OT_OK) {
+        free(pieces.items);
         return status;
     }
-    void *bytes = MAP_FAILED;
-    if (S_ISREG(facts.st_mode) && facts.st_size > 0)
-        bytes = mmap(NULL, (size_t)facts.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-    int code = errno;
-    close(fd);
-    if (!S_ISREG(facts.st_mode))
-        return ot_fail(OT_ERR_DATA, "%s is no regular file; give a text file", path);
-    if (facts.st_size < 2)
-        return ot_fail(
-            OT_ERR_DATA,
-            "%s has %lld bytes; a text of two or more is needed, since each byte is learnt from the one before",
-            path, (long long)facts.st_size);
-    if (bytes == MAP_FAILED)
-        return ot_fail(OT_ERR_DATA, "%s: cannot be mapped: %s", path, strerror(code));
-    *file = (data_file){.bytes = bytes, .length = (uint64_t)facts.st_size};
-    return OT_OK;
-}
-
-static ot_status check_vocabulary(const char *path, const data_file *file, size_t V)
-{
-    uint64_t line = 1;
-    for (uint64_t i = 0; V < 256 && i < file->length; i++) {
-        if (file->bytes[i] >= V)
-            return ot_fail(OT_ERR_DATA, "%s:%" PRIu64 ": byte %d is beyond the model's vocabulary of %zu",
-                           path, line, file->bytes[i], V);
-        line += file->bytes[i] == '\n';
-    }
-    return OT_OK;
-}
-
-static ot_status open_sample(ot_dataset *dataset)
-{
-    size_t length;
-    dataset->sample = ot_builtin_text(&length);
-    if (dataset->sample == NULL)
-        return ot_fail(OT_ERR_INTERNAL, "out of memory for the built-in sample");
-    dataset->files[0] = (data_file){.bytes = (const unsigned char *)dataset->sample, .length = length};
-    dataset->file_count = 1;
-    return OT_OK;
-}
-
-static ot_status open_files(ot_dataset *dataset, const ot_data_options *options)
-{
-    if (options->file_count == 0)
-        OT_TRY(open_sample(dataset));
-    for (size_t i = 0; i < options->file_count; i++) {
-        OT_TRY(map_file(options->files[i], &dataset->files[i]));
-        dataset->file_count++;
-    }
-    for (size_t i = 0; i < dataset->file_count; i++) {
-        data_file *file = &dataset->files[i];
-        OT_TRY(check_vocabulary(options->file_count > 0 ? options->files[i] : "the built-in sample", file,
-                                options->V));
-        file->first_window = dataset->windows;
-        file->windows = (file->length - 1 + options->T - 1) / options->T;
-        dataset->windows += file->windows;
-        dataset->tokens += file->length - 1;
-    }
+    OT_TRY(ot_windows_pack(pieces.items, pieces.count, options->T, options->packing, &dataset->windows));
+    stats->pieces = pieces.count;
+    stats->windows = dataset->windows.count;
+    stats->efficiency = (double)stats->inputs / ((double)stats->windows * (double)options->T);
     return OT_OK;
 }
 
 ot_status ot_dataset_open(const ot_data_options *options, ot_dataset **out)
 {
-    OT_ASSERT(options->T > 0);
+    OT_ASSERT(options->T > 0 && options->V > 0);
+    ot_data_options taken = *options;
     ot_dataset *dataset = calloc(1, sizeof *dataset);
-    data_file *files = calloc(options->file_count + 1, sizeof *files);
-    if (dataset == NULL || files == NULL) {
-        free(files);
-        free(dataset);
-        return ot_fail(OT_ERR_INTERNAL, "out of memory for %zu data files", options->file_count);
-    }
-    dataset->files = files;
+    if (dataset == NULL)
+        return ot_fail(OT_ERR_INTERNAL, "out of memory for a data set");
     dataset->T = options->T;
     dataset->shuffle = options->shuffle;
     dataset->seed = options->seed;
-    ot_status status = open_files(dataset, options);
+    ot_status status = take_tokens(dataset, &taken);
+    if (status == OT_OK)
+        status = lay_out(dataset, &taken);
     if (status != OT_OK) {
+        ot_error failure = ot_error_take();
         ot_dataset_close(dataset);
-        return status;
+        return ot_error_raise(&failure);
     }
     *out = dataset;
     return OT_OK;
@@ -126,10 +82,9 @@ void ot_dataset_close(ot_dataset *dataset)
 {
     if (dataset == NULL)
         return;
-    for (size_t i = 0; i < dataset->file_count && dataset->sample == NULL; i++)
-        munmap((void *)(uintptr_t)dataset->files[i].bytes, dataset->files[i].length);
-    free(dataset->sample);
-    free(dataset->files);
+    ot_windows_free(&dataset->windows);
+    ot_tokens_close(dataset->sample);
+    free(dataset->tokens);
     free(dataset);
 }
 
@@ -160,59 +115,73 @@ uint64_t ot_shuffle(uint64_t index, uint64_t count, uint64_t seed, uint64_t epoc
 
 uint64_t ot_dataset_windows(const ot_dataset *dataset)
 {
-    return dataset->windows;
+    return dataset->windows.count;
 }
 
 uint64_t ot_dataset_tokens(const ot_dataset *dataset)
 {
-    return dataset->tokens;
+    return dataset->stats.inputs;
+}
+
+const ot_data_stats *ot_dataset_stats(const ot_dataset *dataset)
+{
+    return &dataset->stats;
 }
 
 uint64_t ot_dataset_steps(const ot_dataset *dataset, size_t sequences)
 {
-    return (dataset->windows + sequences - 1) / sequences;
+    return (dataset->windows.count + sequences - 1) / sequences;
 }
 
-static const data_file *file_of(const ot_dataset *dataset, uint64_t window)
+/* ---- a step's data ---- */
+
+/* `length` places of a sequence from `at` on are a document of their own; `stride` elements lie between tokens, targets, positions
+ * and document starts. Without tokens they are padding. Returns the trained tokens. */
+static uint64_t fill_piece(const ot_tokens *tokens, uint64_t start, size_t at, size_t length, size_t stride,
+                           int32_t *out)
 {
-    size_t low = 0, high = dataset->file_count;
-    while (high - low > 1) {
-        size_t middle = low + (high - low) / 2;
-        *(dataset->files[middle].first_window <= window ? &low : &high) = middle;
+    uint64_t trained = 0;
+    for (size_t i = 0; i < length; i++) {
+        int32_t *to = out + at + i;
+        int is_trained = tokens != NULL && ot_tokens_trained(tokens, start + i + 1);
+        to[0] = tokens != NULL ? ot_tokens_id(tokens, start + i) : 0;
+        to[stride] = is_trained ? ot_tokens_id(tokens, start + i + 1) : -1;
+        to[2 * stride] = (int32_t)i;
+        to[3 * stride] = (int32_t)at;
+        trained += (uint64_t)is_trained;
     }
-    return &dataset->files[low];
+    return trained;
 }
 
-/* One sequence of a micro-batch: `stride` elements lie between its tokens, targets, positions and document starts. Returns
- * the trained tokens: none without a file. */
-static uint64_t fill_sequence(const data_file *file, uint64_t window, size_t T, size_t stride, int32_t *out)
+static uint64_t fill_window(const ot_dataset *dataset, uint64_t window, size_t stride, int32_t *out)
 {
-    uint64_t trained = 0, start = file != NULL ? (window - file->first_window) * T : 0;
-    for (size_t t = 0; t < T; t++) {
-        int known = file != NULL && start + t + 1 < file->length;
-        out[t] = known ? file->bytes[start + t] : 0;
-        out[t + stride] = known ? file->bytes[start + t + 1] : -1;
-        out[t + 2 * stride] = (int32_t)t;
-        out[t + 3 * stride] = 0;
-        trained += (uint64_t)known;
+    const ot_windows *w = &dataset->windows;
+    uint64_t trained = 0;
+    size_t at = 0;
+    for (uint64_t i = w->first[window]; i < w->first[window + 1]; i++) {
+        const ot_piece *piece = &w->pieces[i];
+        trained += fill_piece(dataset->tokens[piece->file], piece->start, at, piece->length, stride, out);
+        at += piece->length;
     }
+    fill_piece(NULL, 0, at, dataset->T - at, stride, out);
     return trained;
 }
 
 uint64_t ot_dataset_fill(const ot_dataset *dataset, uint64_t step, size_t B, size_t M, int32_t *out)
 {
     size_t T = dataset->T, stride = B * T;
-    uint64_t steps = ot_dataset_steps(dataset, B * M), epoch = step / steps, first = step % steps * (B * M),
-             trained = 0;
+    uint64_t windows = dataset->windows.count, steps = ot_dataset_steps(dataset, B * M), epoch = step / steps,
+             first = step % steps * (B * M), trained = 0;
     for (size_t i = 0; i < B * M; i++) {
+        int32_t *to = out + i / B * 4 * stride + i % B * T;
         uint64_t window = first + i;
-        const data_file *file = NULL;
-        if (window < dataset->windows) {
-            if (dataset->shuffle)
-                window = ot_shuffle(window, dataset->windows, dataset->seed, epoch);
-            file = file_of(dataset, window);
+        if (window >= windows) {
+            fill_piece(NULL, 0, 0, T, stride, to);
+            continue;
         }
-        trained += fill_sequence(file, window, T, stride, out + i / B * 4 * stride + i % B * T);
+        if (dataset->shuffle)
+            window = ot_shuffle(window, windows, dataset->seed, epoch);
+        trained += fill_window(dataset, window, stride, to);
     }
     return trained;
 }
