@@ -8,6 +8,8 @@
 
 ot_status ot_command_train(int argc, char **argv) OT_MUST_CHECK;
 ot_status ot_command_plan(int argc, char **argv) OT_MUST_CHECK;
+ot_status ot_command_tokenize(int argc, char **argv) OT_MUST_CHECK;
+ot_status ot_command_inspect(int argc, char **argv) OT_MUST_CHECK;
 ot_status ot_command_version(int argc, char **argv) OT_MUST_CHECK;
 ot_status ot_command_doctor(int argc, char **argv) OT_MUST_CHECK;
 ot_status ot_command_eval(int argc, char **argv) OT_MUST_CHECK;

@@ -139,15 +139,8 @@ enum { SAMPLE_STEPS = 10 }; /* of a run without --data */
 static ot_status open_data(ot_job *job)
 {
     const ot_train_flags *flags = job->flags;
-    const ot_data_options options = {
-        .files = flags->data.items,
-        .file_count = flags->data.count,
-        .T = job->training.T,
-        .V = job->model->config.V,
-        .shuffle = flags->shuffle,
-        .seed = (uint64_t)flags->seed,
-    };
-    OT_TRY(ot_dataset_open(&options, &job->dataset));
+    OT_TRY(ot_job_data_open(flags, job->model_directory, &job->model->config, &job->data));
+    job->dataset = job->data.training;
     job->steps_per_epoch = ot_dataset_steps(job->dataset, job->sequences);
     if (flags->max_steps > 0)
         job->total_steps = (uint64_t)flags->max_steps;
@@ -268,7 +261,7 @@ void ot_job_close(ot_job *job)
 {
     ot_job_release_device(job);
     ot_plan_free(job->plan);
-    ot_dataset_close(job->dataset);
+    ot_job_data_close(&job->data);
     ot_model_source_close(job->source);
     ot_model_close(job->model);
     ot_hf_config_close(job->config);

@@ -9,6 +9,7 @@
 #include "engine/trainer.h"
 #include "io/budget.h"
 #include "offload/simulate.h"
+#include "tools/job_data.h"
 #include "tools/rates.h"
 #include "tools/train_flags.h"
 
@@ -25,7 +26,8 @@ typedef struct ot_job {
     ot_hf_config *config;        /* its config.json */
     ot_model_source *source;     /* its weights */
     ot_source values;            /* the same, for the trainer */
-    ot_dataset *dataset;
+    ot_job_data data;
+    ot_dataset *dataset; /* data.training */
     ot_training training; /* with the batch, budgets and rates that were chosen */
     int batch_fixed;      /* B and M were given */
     size_t sequences;     /* of a step: B*M */

@@ -18,6 +18,8 @@ typedef struct command {
 static const command commands[] = {
     {"train", ot_command_train, "train a model; the default: offtrain --model 7b --gpu-mem 24G"},
     {"plan", ot_command_plan, "what a run would take and how fast it would be"},
+    {"tokenize", ot_command_tokenize, "data into a token file"},
+    {"inspect", ot_command_inspect, "what data trains, token by token; or what a model is"},
     {"bench", ot_command_bench, "measure what this machine can do"},
     {"eval", ot_command_eval, "loss and perplexity of a model on data"},
     {"tune", ot_command_tune, "measure which prefetch depth, I/O depth and block size are fastest here"},
@@ -43,15 +45,16 @@ static void print_help(FILE *out)
                  "Fine-tunes large language models in full on one workstation.\n\n");
     for (int i = 0; i < COMMANDS; i++)
         fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].help);
-    fprintf(out, "\n"
-                 "  --model NAME         tiny, 124m, 135m, 360m, 0.5b, 1b, 3b, 7b, 8b, 13b, 14b, 32b, 70b\n"
-                 "  --data FILE...       text to train on; without it the built-in sample, 10 steps\n"
-                 "  --gpu-mem SIZE       most device memory, --host-mem SIZE most host memory\n"
-                 "  --nvme DIR...        folders on SSDs for what memory does not hold\n"
-                 "  --max-steps N        --lr X  --global-batch-size N  --seq-len N\n"
-                 "  --dry-run            the plan alone\n"
-                 "  -c FILE.yaml         flags from a file; --print-config writes one\n\n"
-                 "offtrain COMMAND --help lists all options of a command: offtrain train --help\n");
+    fprintf(out,
+            "\n"
+            "  --model NAME         tiny, 124m, 135m, 360m, 0.5b, 1b, 3b, 7b, 8b, 13b, 14b, 32b, 70b\n"
+            "  --data FILE...       text or JSONL to train on; without it the built-in sample, 10 steps\n"
+            "  --gpu-mem SIZE       most device memory, --host-mem SIZE most host memory\n"
+            "  --nvme DIR...        folders on SSDs for what memory does not hold\n"
+            "  --max-steps N        --lr X  --global-batch-size N  --seq-len N\n"
+            "  --dry-run            the plan alone\n"
+            "  -c FILE.yaml         flags from a file; --print-config writes one\n\n"
+            "offtrain COMMAND --help lists all options of a command: offtrain train --help\n");
 }
 
 static ot_status unknown_command(const char *name)

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "engine/samples.h"
 #include "io/text.h"
 
 #define FIELD(name) offsetof(ot_train_flags, name)
@@ -42,9 +43,21 @@ static const ot_option options[] = {
         NULL),
 
     GROUP("data"),
-    LIST("data", data, "FILE…", "text files, read as bytes; without them the built-in sample"),
+    LIST("data", data, "FILE…", "text, JSONL or token files; without them the built-in sample"),
+    TEXT("eval-data", eval_data, "FILE", NULL, NULL, "data that is evaluated and never trained", NULL),
+    NUMBER(REAL, "val-split", val_split, "X", "0", NULL, "share of the documents that is kept for evaluation",
+           NULL),
+    TEXT("data-format", data_format, "NAME", "auto", OT_DATA_FORMAT_NAMES, "what the files are; auto: looks",
+         NULL),
+    TEXT("template", chat_template, "NAME", "auto", "auto|" OT_TEMPLATE_NAMES,
+         "how conversations are written; auto: as the tokenizer says", NULL),
+    TEXT("train-on", train_on, "WORD", "auto", OT_TRAIN_ON_NAMES,
+         "what is learnt: all answers, the last one, or every token", NULL),
     NUMBER(INT, "seq-len", seq_len, "N", "2048", NULL, "tokens of a sequence",
            "max-length|cutoff-len|block-size"),
+    FLAG("packing", packing, "on", "several documents in a sequence, each for itself", NULL),
+    TEXT("long", long_documents, "WORD", "cut", "drop|cut|split",
+         "rows longer than a sequence; text files go on in any case", NULL),
     FLAG("shuffle", shuffle, "on", "another order of the sequences in each epoch", NULL),
 
     GROUP("batch"),
@@ -175,6 +188,7 @@ typedef struct range {
 } range;
 
 static const range ranges[] = {
+    {"val-split", 0, 0.9},
     {"seq-len", 2, 1 << 24},
     {"batch-size", 1, 1 << 16},
     {"grad-accum", 1, 1 << 16},
@@ -257,6 +271,9 @@ static ot_status check_flags(const ot_option_table *table, const ot_train_flags 
                        flags->run_name);
     if (*flags->output_dir == '\0')
         return ot_fail(OT_ERR_USAGE, "--output-dir: an empty name; . is the current folder");
+    if (flags->eval_data != NULL && flags->val_split > 0)
+        return ot_fail(OT_ERR_USAGE,
+                       "--eval-data and --val-split both say what is evaluated; give one of them");
     if (flags->quiet && flags->verbose)
         return ot_fail(OT_ERR_USAGE, "--quiet and --verbose contradict each other");
     return OT_OK;

@@ -11,8 +11,10 @@ typedef struct ot_train_flags {
     const char *model;
 
     ot_option_list data;
+    const char *eval_data, *data_format, *chat_template, *train_on, *long_documents;
+    double val_split;
     int64_t seq_len;
-    int shuffle;
+    int packing, shuffle;
 
     int64_t batch_size, grad_accum, global_batch_size, max_steps;
     double epochs;
