@@ -1,12 +1,12 @@
 #include "tools/job_data.h"
 
 #include <inttypes.h>
-#include <jansson.h>
 #include <limits.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "engine/hf_config.h"
 #include "io/log.h"
 
 /* ---- words ---- */
@@ -44,45 +44,49 @@ ot_long ot_long_of(const char *word)
 
 /* ---- the tokenizer ---- */
 
-/* The rows of the embedding; 0: config.json does not say. */
-static size_t vocabulary_of(const char *folder)
+static int has_file(const char *folder, const char *name)
 {
     char path[PATH_MAX];
-    if (snprintf(path, sizeof path, "%s/config.json", folder) >= PATH_MAX)
-        return 0;
-    json_t *config = json_load_file(path, 0, NULL);
-    json_int_t V = json_integer_value(json_object_get(config, "vocab_size"));
-    json_decref(config);
-    return V > 0 && V <= INT32_MAX ? (size_t)V : 0;
+    return snprintf(path, sizeof path, "%s/%s", folder, name) < PATH_MAX && access(path, F_OK) == 0;
+}
+
+static ot_status open_tokenizer(const char *folder, const ot_model_config *config, ot_tokenizer **out)
+{
+    if (folder != NULL && has_file(folder, "tokenizer.json"))
+        return ot_tokenizer_open(folder, out);
+    enum { BYTES_AND_SOME = 512 }; /* a larger vocabulary is not one of bytes */
+    if (folder != NULL && config->V > BYTES_AND_SOME)
+        ot_log(OT_LOG_WARNING, "%s/tokenizer.json is not there: texts are read as bytes", folder);
+    return ot_tokenizer_open_bytes(config->V, config->bos, config->eos, out);
+}
+
+/* A folder with a tokenizer alone is enough to tokenise. */
+static ot_status open_of_folder(const char *folder, ot_tokenizer **out, size_t *V)
+{
+    ot_hf_config *config;
+    if (!has_file(folder, "config.json")) {
+        ot_tokenizer_info info;
+        OT_TRY(ot_tokenizer_open(folder, out));
+        ot_tokenizer_query(*out, &info);
+        *V = info.V;
+        return OT_OK;
+    }
+    OT_TRY(ot_hf_config_open(folder, &config));
+    *V = ot_hf_config_model(config)->V;
+    ot_status status = open_tokenizer(folder, ot_hf_config_model(config), out);
+    ot_hf_config_close(config);
+    return status;
 }
 
 ot_status ot_tokenizer_of_model(const char *model, ot_tokenizer **out, size_t *V)
 {
     struct stat facts;
-    if (stat(model, &facts) == 0 && S_ISDIR(facts.st_mode)) {
-        OT_TRY(ot_tokenizer_open(model, out));
-        *V = vocabulary_of(model);
-        ot_tokenizer_info info;
-        ot_tokenizer_query(*out, &info);
-        if (*V == 0)
-            *V = info.V;
-        return OT_OK;
-    }
+    if (stat(model, &facts) == 0 && S_ISDIR(facts.st_mode))
+        return open_of_folder(model, out, V);
     ot_model_config config;
     OT_TRY(ot_model_preset(model, &config));
     *V = config.V;
-    return ot_tokenizer_open_bytes(config.V, config.bos, config.eos, out);
-}
-
-static ot_status open_tokenizer(const char *folder, const ot_model_config *config, ot_tokenizer **out)
-{
-    char path[PATH_MAX];
-    if (folder != NULL && snprintf(path, sizeof path, "%s/tokenizer.json", folder) < PATH_MAX) {
-        if (access(path, F_OK) == 0)
-            return ot_tokenizer_open(folder, out);
-        ot_log(OT_LOG_WARNING, "%s is not there: texts are read as bytes", path);
-    }
-    return ot_tokenizer_open_bytes(config->V, config->bos, config->eos, out);
+    return open_tokenizer(NULL, &config, out);
 }
 
 /* ---- tokens ---- */

@@ -126,6 +126,22 @@ static json_t *wear_json(const ot_job *job)
     return wear;
 }
 
+static json_t *data_json(const ot_job *job)
+{
+    const ot_data_stats *s = ot_dataset_stats(job->dataset);
+    json_t *data = json_pack("{s:o, s:o, s:o, s:o, s:f}", "documents", integer(s->documents), "windows",
+                             integer(s->windows), "tokens", integer(s->inputs), "trained_tokens",
+                             integer(s->trained), "efficiency", s->efficiency);
+    json_object_set_new(data, "longest_document", integer(s->longest));
+    json_object_set_new(data, "cut_documents", integer(s->truncated));
+    json_object_set_new(data, "lost_tokens", integer(s->lost));
+    json_object_set_new(data, "dropped_long", integer(s->dropped_long));
+    json_object_set_new(data, "dropped_prompt_too_long", integer(s->dropped_prompt));
+    json_object_set_new(data, "dropped_nothing_to_train", integer(s->dropped_untrained));
+    json_object_set_new(data, "steps_per_epoch", integer(job->steps_per_epoch));
+    return data;
+}
+
 json_t *ot_plan_json(const ot_job *job, const ot_suggestions *suggestions)
 {
     json_t *root = json_pack("{s:b, s:o}", "fits", job->plan != NULL, "model", model_json(job));
@@ -133,6 +149,7 @@ json_t *ot_plan_json(const ot_job *job, const ot_suggestions *suggestions)
     for (int tier = 0; tier < OT_TIERS; tier++)
         json_object_set_new(tiers, ot_tier_name((ot_tier)tier), tier_json(job, suggestions, (ot_tier)tier));
     json_object_set_new(root, "tiers", tiers);
+    json_object_set_new(root, "data", data_json(job));
     if (job->plan != NULL) {
         json_object_set_new(root, "phases", phases_json(job));
         json_object_set_new(root, "step", step_json(job));

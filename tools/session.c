@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "engine/checkpoint_set.h"
 #include "io/file.h"
@@ -112,6 +113,30 @@ void ot_session_close(ot_session *session)
 
 /* ---- settings ---- */
 
+/* XXH3 of the tokens, their order, and what is trained of them. */
+static uint64_t data_hash(const ot_job *job)
+{
+    uint64_t sums[3 * (OT_OPTION_LIST_MAX + 1)];
+    size_t count = 0;
+    const ot_token_list *list = &job->data.training_tokens;
+    for (size_t i = 0; i < list->count; i++) {
+        const ot_tokens_info *info = ot_tokens_query(list->items[i]);
+        sums[count++] = ot_tokens_hash(list->items[i], 0, info->tokens);
+        sums[count++] = info->trained;
+        sums[count++] = info->documents;
+    }
+    return XXH3_64bits(sums, count * sizeof *sums);
+}
+
+static json_t *data_settings(const ot_job *job)
+{
+    const ot_train_flags *f = job->flags;
+    char hash[17];
+    snprintf(hash, sizeof hash, "%016" PRIx64, data_hash(job));
+    return json_pack("{s:s, s:s, s:b, s:f, s:I, s:b}", "data", hash, "long", f->long_documents, "packing",
+                     f->packing, "val_split", f->val_split, "seed", f->seed, "shuffle", f->shuffle);
+}
+
 /* Everything that decides the numbers, by the name of its flag. Where things lie, threads and depths do not. */
 static json_t *settings_of(const ot_job *job)
 {
@@ -121,9 +146,9 @@ static json_t *settings_of(const ot_job *job)
         json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "architecture", c->architecture, "C",
                   (json_int_t)c->C, "L", (json_int_t)c->L, "NH", (json_int_t)c->NH, "NKV", (json_int_t)c->NKV,
                   "HD", (json_int_t)c->HD, "F", (json_int_t)c->F, "V", (json_int_t)c->V);
-    json_t *batch = json_pack("{s:I, s:I, s:I, s:I, s:b, s:I}", "seq_len", f->seq_len, "global_batch_size",
-                              (json_int_t)job->sequences, "batch_size", (json_int_t)job->training.B, "seed",
-                              f->seed, "shuffle", f->shuffle, "total_steps", (json_int_t)job->total_steps);
+    json_t *batch = json_pack("{s:I, s:I, s:I, s:I}", "seq_len", f->seq_len, "global_batch_size",
+                              (json_int_t)job->sequences, "batch_size", (json_int_t)job->training.B,
+                              "total_steps", (json_int_t)job->total_steps);
     json_t *optimizer =
         json_pack("{s:s, s:f, s:s, s:I, s:f, s:f, s:f, s:f, s:f, s:f}", "optim", f->optim, "lr", f->lr,
                   "lr_scheduler", f->lr_scheduler, "warmup_steps", (json_int_t)job->schedule.warmup_steps,
@@ -133,15 +158,15 @@ static json_t *settings_of(const ot_job *job)
         "{s:s, s:s, s:s, s:f, s:s}", "precision", ot_dtype_name(job->training.dtype), "state_dtype",
         ot_dtype_name(job->training.state_dtype), "grad_dtype", ot_dtype_name(job->training.grad_dtype),
         "loss_scale", job->training.loss_scale, "nan", f->nan);
+    json_t *parts[] = {data_settings(job), batch, optimizer, precision};
     json_t *all = json_pack("{s:o}", "model", model);
-    if (json_object_update(all, batch) != 0 || json_object_update(all, optimizer) != 0 ||
-        json_object_update(all, precision) != 0) {
-        json_decref(all);
-        all = NULL;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        if (json_object_update(all, parts[i]) != 0) {
+            json_decref(all);
+            all = NULL;
+        }
+        json_decref(parts[i]);
     }
-    json_decref(batch);
-    json_decref(optimizer);
-    json_decref(precision);
     return all;
 }
 
