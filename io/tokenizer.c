@@ -35,14 +35,11 @@ static uint64_t final_hash(const ot_tokenizer_info *info, uint64_t file)
     return XXH3_64bits(parts, sizeof parts);
 }
 
-ot_status ot_tokenizer_open(const char *directory, ot_tokenizer **out)
+ot_status ot_tokenizer_parse(const char *directory, const char *path, const char *data, size_t bytes,
+                             ot_tokenizer **out)
 {
-    char path[PATH_MAX];
-    if (snprintf(path, sizeof path, "%s/tokenizer.json", directory) >= PATH_MAX)
-        return ot_fail(OT_ERR_USAGE, "the path %s is too long", directory);
     json_t *root;
-    uint64_t hash;
-    OT_TRY(ot_json_read(path, 0, &root, &hash));
+    OT_TRY(ot_json_parse(path, data, bytes, 0, &root));
     ot_tokenizer *tokenizer = calloc(1, sizeof *tokenizer);
     ot_status status = OT_ERR_INTERNAL;
     if (tokenizer == NULL || (tokenizer->path = strdup(path)) == NULL)
@@ -55,9 +52,22 @@ ot_status ot_tokenizer_open(const char *directory, ot_tokenizer **out)
         return status;
     }
     tokenizer->info.chat_template = tokenizer->chat_template;
-    tokenizer->info.hash = final_hash(&tokenizer->info, hash);
+    tokenizer->info.hash = final_hash(&tokenizer->info, XXH3_64bits(data, bytes));
     *out = tokenizer;
     return OT_OK;
+}
+
+ot_status ot_tokenizer_open(const char *directory, ot_tokenizer **out)
+{
+    char path[PATH_MAX];
+    if (snprintf(path, sizeof path, "%s/tokenizer.json", directory) >= PATH_MAX)
+        return ot_fail(OT_ERR_USAGE, "the path %s is too long", directory);
+    ot_bytes text = {0};
+    ot_status status = ot_text_read(path, &text);
+    if (status == OT_OK)
+        status = ot_tokenizer_parse(directory, path, text.data, text.count, out);
+    free(text.data);
+    return status;
 }
 
 ot_status ot_tokenizer_open_bytes(size_t V, int32_t bos, int32_t eos, ot_tokenizer **out)

@@ -109,7 +109,7 @@ static int stands_alone(const char *text, size_t bytes, size_t begin, size_t end
 ot_status ot_added_split(ot_encoder *encoder, const ot_trie *trie, const char *text, size_t bytes, int first,
                          ot_status (*piece)(ot_encoder *encoder, const char *text, size_t bytes, int first))
 {
-    size_t done = 0, begin, end, length;
+    size_t done = 0, begin = 0, end = 0, length;
     int32_t which;
     for (size_t at = 0; trie->nodes > 0 && (which = find(trie, text, bytes, at, &begin, &end)) != OT_NONE;) {
         const ot_added *token = &encoder->of->added[which];

@@ -23,8 +23,14 @@ static ot_status join_path(char out[PATH_MAX], const char *directory, const char
 static ot_status read_if_there(const char *directory, const char *name, char path[PATH_MAX], json_t **root)
 {
     OT_TRY(join_path(path, directory, name));
-    /* model_max_length may be 1e30, which is no whole number of 64 bits. */
-    return access(path, F_OK) == 0 ? ot_json_read(path, JSON_DECODE_INT_AS_REAL, root, NULL) : OT_OK;
+    if (access(path, F_OK) != 0)
+        return OT_OK;
+    ot_bytes text = {0};
+    ot_status status = ot_text_read(path, &text);
+    if (status == OT_OK) /* model_max_length may be 1e30, which is no whole number of 64 bits */
+        status = ot_json_parse(path, text.data, text.count, JSON_DECODE_INT_AS_REAL, root);
+    free(text.data);
+    return status;
 }
 
 /* A special token of the files, as a text or as an object with a "content". */
@@ -110,32 +116,18 @@ static const json_t *named_template(const json_t *value)
     return value;
 }
 
-static ot_status read_file(const char *path, char **out)
-{
-    FILE *file = fopen(path, "re");
-    if (file == NULL)
-        return ot_fail(OT_ERR_FORMAT, "%s: cannot be read: %m", path);
-    char *text = NULL;
-    size_t size = 0;
-    ssize_t length = getdelim(&text, &size, '\0', file); /* up to a NUL, which no template has */
-    int failed = ferror(file);
-    fclose(file);
-    if (failed || (length < 0 && text == NULL)) {
-        free(text);
-        return ot_fail(OT_ERR_FORMAT, "%s: cannot be read", path);
-    }
-    if (length <= 0)
-        text[0] = '\0';
-    *out = text;
-    return OT_OK;
-}
-
 static ot_status read_template(ot_tokenizer *tokenizer, const char *directory, const config *files)
 {
     char path[PATH_MAX];
     OT_TRY(join_path(path, directory, "chat_template.jinja"));
-    if (access(path, F_OK) == 0)
-        return read_file(path, &tokenizer->chat_template);
+    if (access(path, F_OK) == 0) {
+        ot_bytes text = {0};
+        ot_status status = ot_text_read(path, &text);
+        if (status == OT_OK)
+            text.data[text.count] = '\0'; /* for which there is room */
+        tokenizer->chat_template = text.data;
+        return status;
+    }
     const json_t *value = json_object_get(files->main, "chat_template");
     if (json_is_array(value))
         value = named_template(value);

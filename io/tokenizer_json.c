@@ -6,15 +6,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include "io/file.h"
 #include "io/tokenizer_parts.h"
 
 enum { FILE_BYTES_MAX = 1 << 30 }; /* spans are of 32 bits */
 
-ot_status ot_json_read(const char *path, size_t flags, json_t **root, uint64_t *hash)
+ot_status ot_text_read(const char *path, ot_bytes *out)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     struct stat info;
@@ -26,25 +23,26 @@ ot_status ot_json_read(const char *path, size_t flags, json_t **root, uint64_t *
         return status;
     }
     size_t bytes = (size_t)info.st_size;
-    char *data = malloc(bytes + 1);
-    ot_status status = data != NULL
-                           ? ot_file_read(fd, path, 0, data, bytes)
-                           : ot_fail(OT_ERR_INTERNAL, "out of memory for the %zu bytes of %s", bytes, path);
+    ot_status status = ot_bytes_reserve(out, bytes + 1);
+    if (status == OT_OK)
+        status = ot_file_read(fd, path, 0, out->data, bytes);
+    out->count = bytes;
     close(fd);
-    if (status == OT_OK) {
-        json_error_t error;
-        *root = json_loadb(data, bytes, flags | JSON_ALLOW_NUL, &error);
-        if (*root == NULL)
-            status = ot_fail(OT_ERR_FORMAT, "%s:%d: %s", path, error.line, error.text);
-        else if (!json_is_object(*root))
-            status = ot_fail(OT_ERR_FORMAT, "%s is not a JSON object", path);
-        if (status != OT_OK)
-            json_decref(*root);
-        else if (hash != NULL)
-            *hash = XXH3_64bits(data, bytes);
-    }
-    free(data);
     return status;
+}
+
+ot_status ot_json_parse(const char *path, const char *data, size_t bytes, size_t flags, json_t **root)
+{
+    json_error_t error;
+    json_t *parsed = json_loadb(data, bytes, flags | JSON_ALLOW_NUL, &error);
+    if (parsed == NULL)
+        return ot_fail(OT_ERR_FORMAT, "%s:%d: %s", path, error.line, error.text);
+    if (!json_is_object(parsed)) {
+        json_decref(parsed);
+        return ot_fail(OT_ERR_FORMAT, "%s is not a JSON object", path);
+    }
+    *root = parsed;
+    return OT_OK;
 }
 
 ot_status ot_json_flag(const json_t *node, const char *key, int otherwise, const char *where, int *out)

@@ -224,8 +224,13 @@ void ot_encoder_free(ot_encoder *encoder);
 ot_status ot_encoder_begin(ot_encoder *encoder, const ot_tokenizer *tokenizer, size_t bytes) OT_MUST_CHECK;
 
 /* Reading. Each fails with OT_ERR_FORMAT and the file's name; what was read so far is the tokenizer's to free. */
-ot_status ot_json_read(const char *path, size_t flags, json_t **root,
-                       uint64_t *hash) OT_MUST_CHECK; /* hash: NULL is allowed */
+ot_status ot_text_read(const char *path, ot_bytes *out)
+    OT_MUST_CHECK; /* `out` is the caller's to free, after errors too; it has room for a NUL */
+ot_status ot_json_parse(const char *path, const char *data, size_t bytes, size_t flags,
+                        json_t **root) OT_MUST_CHECK;
+/* ot_tokenizer_open with the text of tokenizer.json, whose path is for messages only. */
+ot_status ot_tokenizer_parse(const char *directory, const char *path, const char *data, size_t bytes,
+                             ot_tokenizer **out) OT_MUST_CHECK;
 ot_status ot_tokenizer_read_model(ot_tokenizer *tokenizer, const json_t *root) OT_MUST_CHECK;
 ot_status ot_tokenizer_index_model(ot_tokenizer *tokenizer)
     OT_MUST_CHECK; /* once it is known whether it is byte level */

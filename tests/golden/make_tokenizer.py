@@ -32,7 +32,7 @@ TEXTS = [
     "thethethethethethethethethethethethethethethe and and and", "the the the the the the the the the the the the the the",
     "<s>hello</s>", "a<s>b </s> c", "<s><s>", "  <s>  ", "x<mask>y", "x <mask> y", "x \n<mask>\t y", "<mask><mask>", "word", "sword", "words",
     "a word.", "_word", "word\u0301", "\u200dword", "[NFC\u00e9]", "[NFCe\u0301]", "x[NFCe\u0301]y", "<tool>call</tool>", "<tool><tool>",
-    "<to<tool>", "<tool", "abcd abc ab", "xabcdx", "<0x0A> <0x41><unk>", "\u2581\u2581hello\u2581world", "hello\u2581 world \u2581x",
+    "<to<tool>", "<tool", "abcd abc ab", "xabcdx", "qrst qrs qr", "<tool>+<tool>+", "theee\neeee hello\n\nee", "<0x0A> <0x41><unk>", "\u2581\u2581hello\u2581world", "hello\u2581 world \u2581x",
     "§§unknown§", "§", "x§y§§z", "\u0378\U000e0fff",
     "hello\u1c89\ua7cbhello 12\U00010d40\U00011de03 \U0001ccf0x x\u1b4ey \U000105c0\U00031350abc \u1b7f.\u2e5d", "hello\U00010d40hello\U0001fabfhello",
 ]
@@ -125,7 +125,8 @@ def added(content, special=False, **flags):
 
 SPECIALS = [added("<s>", True), added("</s>", True)]
 MANY = SPECIALS + [added("<mask>", True, lstrip=True, rstrip=True), added("word", single_word=True), added("[NFC\u00e9]"),
-                   added("<tool>", normalized=False), added("</tool>", lstrip=True), added("ab"), added("abcd"), added("abc", normalized=False)]
+                   added("<tool>", normalized=False), added("</tool>", lstrip=True), added("ab"), added("abcd"), added("abc", normalized=False),
+                   added("qr"), added("qrst"), added("<tool>+", normalized=False)]
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 
 
@@ -172,8 +173,8 @@ FILES = {
     "contiguous": dict(model=byte_model(), normalizer={"type": "NFKC"},
                        pre_tokenizer=sequence("pretokenizers", split(r"[a-m]|\d", "Contiguous"), {"type": "Digits", "individual_digits": False},
                                               {"type": "WhitespaceSplit"}, BYTE_LEVEL), added=MANY, decoder=BYTE_LEVEL),
-    "merged": dict(model=byte_model(), normalizer={"type": "NFD"},
-                   pre_tokenizer=sequence("pretokenizers", split(r"[\r\n]", "MergedWithPrevious"), split_text("the", "MergedWithNext"),
+    "merged": dict(model=byte_model(more=["ee"]), merge=["e e"], normalizer={"type": "NFD"},
+                   pre_tokenizer=sequence("pretokenizers", split(r"[\r\ne]", "MergedWithPrevious"), split_text("the", "MergedWithNext"),
                                           split(r"(?<=\p{L})\p{N}|\x{4e2d}|\u6587", "Isolated"), split(r"\p{P}", "MergedWithPrevious"), BYTE_LEVEL), added=MANY, decoder=BYTE_LEVEL),
     "llama2": dict(model=character_model(**FALLBACK), normalizer=PREPEND, added=[added("<unk>", True)] + SPECIALS, decoder=UNPREPEND,
                    post_processor=lambda ids: template(ids["<s>"])),
