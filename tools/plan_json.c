@@ -126,6 +126,19 @@ static json_t *wear_json(const ot_job *job)
     return wear;
 }
 
+static json_t *data_json(const ot_job *job)
+{
+    const ot_data_stats *s = ot_dataset_stats(job->dataset);
+    json_t *data = json_pack(
+        "{s:o, s:o, s:o, s:o, s:f, s:o, s:o, s:o, s:o}", "documents", integer(s->documents), "sequences",
+        integer(s->windows), "tokens", integer(s->inputs), "targets", integer(s->trained), "efficiency",
+        s->efficiency, "longest", integer(s->longest), "truncated", integer(s->truncated), "lost_tokens",
+        integer(s->lost), "dropped", integer(s->dropped_long + s->dropped_prompt + s->dropped_untrained));
+    if (job->data.evaluation != NULL)
+        json_object_set_new(data, "evaluation_sequences", integer(ot_dataset_windows(job->data.evaluation)));
+    return data;
+}
+
 json_t *ot_plan_json(const ot_job *job, const ot_suggestions *suggestions)
 {
     json_t *root = json_pack("{s:b, s:o}", "fits", job->plan != NULL, "model", model_json(job));
@@ -133,6 +146,7 @@ json_t *ot_plan_json(const ot_job *job, const ot_suggestions *suggestions)
     for (int tier = 0; tier < OT_TIERS; tier++)
         json_object_set_new(tiers, ot_tier_name((ot_tier)tier), tier_json(job, suggestions, (ot_tier)tier));
     json_object_set_new(root, "tiers", tiers);
+    json_object_set_new(root, "data", data_json(job));
     if (job->plan != NULL) {
         json_object_set_new(root, "phases", phases_json(job));
         json_object_set_new(root, "step", step_json(job));
