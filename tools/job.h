@@ -27,7 +27,7 @@ typedef struct ot_job {
     ot_model_source *source;     /* its weights */
     ot_source values;            /* the same, for the trainer */
     ot_job_data data;
-    ot_dataset *dataset; /* data.training */
+    ot_dataset *dataset;  /* data.training */
     ot_training training; /* with the batch, budgets and rates that were chosen */
     int batch_fixed;      /* B and M were given */
     size_t sequences;     /* of a step: B*M */
