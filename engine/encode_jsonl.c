@@ -7,6 +7,7 @@
 #include "engine/corpus.h"
 #include "io/jsonl.h"
 #include "io/log.h"
+#include "io/stop.h"
 
 enum { ROWS = 256, ROWS_BYTES = 8 << 20 };
 
@@ -108,6 +109,7 @@ static void encode_lines(void *context, int index, int count)
 
 static ot_status run_batch(ot_corpus *c, batch *b)
 {
+    OT_TRY(ot_stop_check());
     atomic_store(&b->next, 0);
     ot_team_run(c->team, encode_lines, b);
     for (size_t i = 0; i < b->count; i++) {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "engine/corpus.h"
+#include "io/stop.h"
 #include "io/tokenbin.h"
 
 enum { PIECES = 32, PIECE_BYTES = 256 << 10 };
@@ -136,6 +137,7 @@ static ot_status run_pieces(ot_corpus *c, pieces *p, const char *text, size_t by
             p->items[p->count].bytes = part;
             at += skip + part;
         }
+        OT_TRY(ot_stop_check());
         atomic_store(&p->next, 0);
         ot_team_run(c->team, encode_pieces, p);
         for (size_t i = 0; i < p->count; i++) {
@@ -212,6 +214,8 @@ ot_status ot_encode_bin(ot_corpus *corpus, const ot_mapping *map)
                            "of %zu; is this data for this model?",
                            corpus->path, i, bin.kind, 8 * bin.width, id, corpus->V);
         int begins = (int32_t)id == bos && bos != eos;
+        if (i % (1 << 20) == 0)
+            OT_TRY(ot_stop_check());
         if (used == PART || begins) {
             OT_TRY(ot_tokens_writer_add(corpus->writer, ids, NULL, used));
             used = 0;

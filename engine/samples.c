@@ -1,8 +1,10 @@
 #include "engine/samples.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -241,6 +243,23 @@ static int make_folders(const char *path)
     }
 }
 
+/* Removes what processes that have died were writing. */
+static void sweep(const char *folder)
+{
+    DIR *entries = opendir(folder);
+    if (entries == NULL)
+        return;
+    for (struct dirent *entry; (entry = readdir(entries)) != NULL;) {
+        const char *mark = strstr(entry->d_name, ".bin.tmp-");
+        char path[PATH_MAX];
+        long pid = mark != NULL ? strtol(mark + strlen(".bin.tmp-"), NULL, 10) : 0;
+        if (pid > 0 && pid <= INT_MAX && kill((pid_t)pid, 0) != 0 && errno == ESRCH &&
+            snprintf(path, sizeof path, "%s/%s", folder, entry->d_name) < PATH_MAX)
+            unlink(path);
+    }
+    closedir(entries);
+}
+
 ot_status ot_samples_open(const ot_samples_options *options, const char *folder, ot_tokens **out)
 {
     uint64_t hash;
@@ -254,6 +273,7 @@ ot_status ot_samples_open(const ot_samples_options *options, const char *folder,
                strerror(errno));
         return write_hashed(options, hash, NULL, out);
     }
+    sweep(folder);
     if (access(path, F_OK) == 0) {
         if (ot_tokens_open(path, out) == OT_OK) {
             if (ot_tokens_query(*out)->options_hash == hash)

@@ -170,12 +170,14 @@ static ot_status add_id(ot_tokens_writer *w, int32_t id)
     return spool_add(&w->tokens, w->temporary, &id, sizeof id);
 }
 
-static ot_status add_bit(ot_tokens_writer *w, int trained)
+/* A document's first token has none before it to be learnt from. */
+static ot_status add_bit(ot_tokens_writer *w, int wanted)
 {
+    int trained = wanted && w->header.tokens > w->document_start;
     unsigned bit = (unsigned)(w->header.tokens % 8);
-    w->bits = (unsigned char)((bit == 0 ? 0 : w->bits) | (unsigned)(trained != 0) << bit);
+    w->bits = (unsigned char)((bit == 0 ? 0 : w->bits) | (unsigned)trained << bit);
     w->header.tokens++;
-    w->header.trained += trained != 0;
+    w->header.trained += (uint64_t)trained;
     return bit == 7 ? spool_add(&w->mask, w->temporary, &w->bits, 1) : OT_OK;
 }
 

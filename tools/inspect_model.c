@@ -141,11 +141,15 @@ static void print_lines(const char *folder, const json_t *root)
 
 ot_status ot_inspect_model(const char *folder, int json)
 {
-    json_t *config = describe_config(folder);
-    if (config == NULL)
-        return ot_fail(OT_ERR_FORMAT, "%s has no config.json: it is no model's folder", folder);
-    json_t *root = json_pack("{s:o, s:o, s:o}", "config", config, "tensors", describe_tensors(folder),
-                             "tokenizer", describe_tokenizer(folder));
+    json_t *config = describe_config(folder), *tokenizer = describe_tokenizer(folder);
+    if (config == NULL && json_object_get(tokenizer, "error") != NULL) {
+        json_decref(tokenizer);
+        return ot_fail(
+            OT_ERR_FORMAT,
+            "%s has neither a config.json nor a tokenizer that can be read: it is no model's folder", folder);
+    }
+    json_t *root = json_pack("{s:o*, s:o, s:o}", "config", config, "tensors", describe_tensors(folder),
+                             "tokenizer", tokenizer);
     if (root == NULL)
         return ot_fail(OT_ERR_INTERNAL, "out of memory for a description of %s", folder);
     if (json) {

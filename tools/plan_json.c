@@ -129,16 +129,13 @@ static json_t *wear_json(const ot_job *job)
 static json_t *data_json(const ot_job *job)
 {
     const ot_data_stats *s = ot_dataset_stats(job->dataset);
-    json_t *data = json_pack("{s:o, s:o, s:o, s:o, s:f}", "documents", integer(s->documents), "windows",
-                             integer(s->windows), "tokens", integer(s->inputs), "trained_tokens",
-                             integer(s->trained), "efficiency", s->efficiency);
-    json_object_set_new(data, "longest_document", integer(s->longest));
-    json_object_set_new(data, "cut_documents", integer(s->truncated));
-    json_object_set_new(data, "lost_tokens", integer(s->lost));
-    json_object_set_new(data, "dropped_long", integer(s->dropped_long));
-    json_object_set_new(data, "dropped_prompt_too_long", integer(s->dropped_prompt));
-    json_object_set_new(data, "dropped_nothing_to_train", integer(s->dropped_untrained));
-    json_object_set_new(data, "steps_per_epoch", integer(job->steps_per_epoch));
+    json_t *data = json_pack(
+        "{s:o, s:o, s:o, s:o, s:f, s:o, s:o, s:o, s:o}", "documents", integer(s->documents), "sequences",
+        integer(s->windows), "tokens", integer(s->inputs), "targets", integer(s->trained), "efficiency",
+        s->efficiency, "longest", integer(s->longest), "truncated", integer(s->truncated), "lost_tokens",
+        integer(s->lost), "dropped", integer(s->dropped_long + s->dropped_prompt + s->dropped_untrained));
+    if (job->data.evaluation != NULL)
+        json_object_set_new(data, "evaluation_sequences", integer(ot_dataset_windows(job->data.evaluation)));
     return data;
 }
 

@@ -19,6 +19,21 @@ static const char *precision_words(const ot_training *t)
                                  : "FP32 weights";
 }
 
+static void print_data(const ot_data_stats *s, const ot_dataset *evaluation, FILE *out)
+{
+    uint64_t dropped = s->dropped_long + s->dropped_prompt + s->dropped_untrained;
+    fprintf(out,
+            "data      %" PRIu64 " documents in %" PRIu64 " sequences, %.3g %% full; %" PRIu64 " targets",
+            s->documents, s->windows, 100 * s->efficiency, s->trained);
+    if (s->truncated > 0)
+        fprintf(out, "; %" PRIu64 " cut", s->truncated);
+    if (dropped > 0)
+        fprintf(out, "; %" PRIu64 " dropped", dropped);
+    if (evaluation != NULL)
+        fprintf(out, "; evaluation: %" PRIu64 " sequences", ot_dataset_windows(evaluation));
+    fprintf(out, "\n");
+}
+
 static void print_head(const ot_job *job, FILE *out)
 {
     const ot_training *t = &job->training;
@@ -37,6 +52,7 @@ static void print_head(const ot_job *job, FILE *out)
     fprintf(out, "run       %" PRIu64 " step%s, %.3g epochs of %" PRIu64 " tokens (%s)\n", job->total_steps,
             job->total_steps == 1 ? "" : "s", (double)job->total_steps / (double)job->steps_per_epoch,
             ot_dataset_tokens(job->dataset), job->flags->data.count > 0 ? "--data" : "the built-in sample");
+    print_data(ot_dataset_stats(job->dataset), job->data.evaluation, out);
     fprintf(out, "device    %s\n", job->device_name);
     if (job->shared)
         fprintf(out, "memory    %s usable, by %s: device and host share it\n",

@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "io/clock.h"
+#include "io/stop.h"
 #include "tools/command.h"
 #include "tools/job_data.h"
 
@@ -84,6 +85,7 @@ ot_status ot_command_tokenize(int argc, char **argv)
                                         .chat_template = flags.chat_template,
                                         .V = V,
                                         .threads = flags.threads == OT_AUTO_INT ? 0 : (int)flags.threads};
+    ot_stop_install();
     int64_t start = ot_clock_ns();
     ot_status status = ot_samples_write(&samples, flags.output, &tokens);
     if (status == OT_OK)

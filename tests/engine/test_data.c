@@ -194,11 +194,13 @@ static void open_long(fixture *f, ot_long what)
     open_data(f);
 }
 
+/* Case 6: however long a sample, a step's data is as large as planned; case 39. */
 static void long_documents(void **state)
 {
     (void)state;
     fixture f;
-    int32_t out[4 * 4 * PARTS];
+    int32_t out[4 * 4 * PARTS + 1];
+    out[4 * 4 * PARTS] = 12345;
     open_long(&f, OT_LONG_CUT);
     const ot_data_stats *s = ot_dataset_stats(f.dataset);
     assert_int_equal(ot_dataset_windows(f.dataset), 2);
@@ -229,6 +231,7 @@ static void long_documents(void **state)
     assert_texts(out, "qR__");
     assert_texts(out + 16, "RS..");
     assert_int_equal(s->lost, 0);
+    assert_int_equal(out[4 * 4 * PARTS], 12345);
     done(&f);
 }
 

@@ -95,7 +95,7 @@ static measured measure(size_t first, size_t last, int packing, uint64_t seed, s
                                   .device = "cpu",
                                   .threads = 1};
     ot_dataset *dataset;
-    ot_trainer *trainer;
+    ot_trainer *trainer = NULL;
     ot_step_result result;
     measured out;
     if (ot_dataset_open(&data, &dataset) != OT_OK || ot_trainer_open(&training, &trainer) != OT_OK)

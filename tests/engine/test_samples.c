@@ -114,9 +114,9 @@ static void text_files_and_rows(void **state)
     add(&f, "b.jsonl", "\xef\xbb\xbf{\"text\":\"x</s>\"}\r\n\r\n{\"text\":\"y\",\"id\":3}");
     write_tokens(&f);
     assert_int_equal(ot_tokens_query(f.tokens)->documents, 3);
-    assert_document(&f, 0, "[<s>one <s> two\r\n</s>]");
-    assert_document(&f, 1, "[<s>x</s></s>]");
-    assert_document(&f, 2, "[<s>y</s>]");
+    assert_document(&f, 0, "<s>[one <s> two\r\n</s>]");
+    assert_document(&f, 1, "<s>[x</s></s>]");
+    assert_document(&f, 2, "<s>[y</s>]");
     assert_int_equal(ot_tokens_id(f.tokens, 0), 258);
     assert_int_equal(ot_tokens_id(f.tokens, 5), '<');
     assert_int_equal(ot_tokens_continues(f.tokens, 0), 1);
@@ -168,7 +168,7 @@ static void what_is_trained(void **state)
     ot_tokens_close(f.tokens);
     f.options.train_on = OT_TRAIN_ON_ALL;
     write_tokens(&f);
-    assert_int_equal(ot_tokens_query(f.tokens)->trained, ot_tokens_query(f.tokens)->tokens);
+    assert_int_equal(ot_tokens_query(f.tokens)->trained, ot_tokens_query(f.tokens)->tokens - 1);
     done(&f);
 
     f = make(0);
@@ -224,12 +224,12 @@ static void tokens_of_others(void **state)
     add_bytes(&f, "b.bin", plain, sizeof plain);
     write_tokens(&f);
     assert_int_equal(ot_tokens_query(f.tokens)->documents, 6);
-    assert_document(&f, 0, "[ab</s>]");
-    assert_document(&f, 1, "[c]");
-    assert_document(&f, 2, "[<s>de]");
-    assert_document(&f, 3, "[a</s>]");
-    assert_document(&f, 4, "[</s>]");
-    assert_document(&f, 5, "[b]");
+    assert_document(&f, 0, "a[b</s>]");
+    assert_document(&f, 1, "c");
+    assert_document(&f, 2, "<s>[de]");
+    assert_document(&f, 3, "a[</s>]");
+    assert_document(&f, 4, "</s>");
+    assert_document(&f, 5, "b");
     assert_int_equal(ot_tokens_continues(f.tokens, 0), 1);
     done(&f);
 }
@@ -279,6 +279,47 @@ static void threads_change_nothing(void **state)
     free(text);
     f.tokens = NULL;
     done(&f);
+}
+
+/* A text is cut into pieces where that changes no token: compared with the whole text, by real tokenizers of ../shared/data. */
+static void pieces_are_the_whole_text(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"qwen3", "mistral"};
+    static const char *const parts[] = {
+        "The harbour was  grey", ", isn't it? ",       "x = {1: 'a'}\n\n\tif y:\n", "日本語 の テキスト ",
+        "  indented   words ",   "naïve café 🙂 ", "1234 5678.90\r\n",          "a b c d\n"};
+    enum { BYTES = 1 << 20 };
+    if (access(OT_DATA_FOLDER "/tokenizers/qwen3", R_OK) != 0)
+        skip();
+    char *text = malloc(BYTES + 64), *at = text;
+    for (uint32_t i = 1; at < text + BYTES; i = i * 1664525 + 1013904223)
+        at = stpcpy(at, parts[i >> 29]);
+    for (int i = 0; i < 2; i++) {
+        fixture f = {.root = tree_open(), .options = {.chat_template = "auto", .threads = 2}};
+        char command[4 * PATH_BYTES];
+        ot_ids whole = {0};
+        snprintf(command, sizeof command,
+                 "cd '%s' && xz -dkc %s/%s/tokenizer.json.xz > tokenizer.json && cp %s/%s/*config.json .",
+                 f.root, OT_DATA_FOLDER "/tokenizers", names[i], OT_DATA_FOLDER "/tokenizers", names[i]);
+        assert_int_equal(system(command), 0);
+        if (ot_tokenizer_open(f.root, &f.tokenizer) != OT_OK)
+            fail_msg("%s", ot_error_text());
+        f.options.tokenizer = f.tokenizer;
+        add(&f, "a.txt", text);
+        write_tokens(&f);
+        ot_tokenizer_info info;
+        ot_tokenizer_query(f.tokenizer, &info);
+        assert_int_equal(ot_tokenizer_encode(f.tokenizer, text, strlen(text), 0, &whole), OT_OK);
+        uint64_t head = info.add_bos != 0;
+        assert_int_equal(ot_tokens_query(f.tokens)->tokens, whole.count + head + 1);
+        for (uint64_t t = 0; t < whole.count; t++)
+            if (ot_tokens_id(f.tokens, t + head) != whole.ids[t])
+                fail_msg("%s: token %" PRIu64 " of %zu differs", names[i], t, whole.count);
+        ot_ids_free(&whole);
+        done(&f);
+    }
+    free(text);
 }
 
 /* ---- what is refused ---- */
@@ -402,9 +443,17 @@ static void the_cache(void **state)
     open_cached(&f, folder);
     assert_int_equal(ot_tokens_query(f.tokens)->documents, 1);
     assert_int_equal(count_files(folder), 1);
+    /* What a process that died has left goes, what another is writing stays. */
+    char stale[3 * PATH_BYTES], ours[3 * PATH_BYTES];
+    snprintf(stale, sizeof stale, "%s/tokens-00.bin.tmp-999999999", folder);
+    snprintf(ours, sizeof ours, "%s/tokens-00.bin.tmp-%ld", folder, (long)getppid());
+    fclose(fopen(stale, "w"));
+    fclose(fopen(ours, "w"));
     /* Other content, other options, another template: other files. */
     add(&f, "b.jsonl", CHAT("c", "d"));
     open_cached(&f, folder);
+    assert_int_equal(access(stale, F_OK), -1);
+    assert_int_equal(remove(ours), 0);
     assert_int_equal(count_files(folder), 2);
     f.options.train_on = OT_TRAIN_ON_ALL;
     open_cached(&f, folder);
@@ -443,6 +492,7 @@ int main(void)
         cmocka_unit_test(alpaca_rows),
         cmocka_unit_test(tokens_of_others),
         cmocka_unit_test(threads_change_nothing),
+        cmocka_unit_test(pieces_are_the_whole_text),
         cmocka_unit_test(bad_rows),
         cmocka_unit_test(ids_beyond_the_embedding),
         cmocka_unit_test(eos_beyond_the_embedding),

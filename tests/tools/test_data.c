@@ -1,0 +1,184 @@
+/* Data on the command line: tokenize, inspect, and training from JSONL and from token files. */
+#include <dirent.h>
+#include <jansson.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/support/process.h"
+#include "tests/support/test.h"
+#include "tests/support/tokenizer.h"
+#include "tests/support/tree.h"
+
+static char *root;
+static outcome result;
+
+static const char chat[] =
+    "{\"messages\":[{\"role\":\"user\",\"content\":\"How deep?\"},{\"role\":\"assistant\",\"content\":"
+    "\"Nine metres.\"}]}\n{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":"
+    "\"assistant\",\"content\":\"Yo\"}]}\n";
+
+static int set_up(void **state)
+{
+    (void)state;
+    static const char *const specials[] = {"<|im_start|>", "<|im_end|>"};
+    root = tree_open();
+    assert_int_equal(chdir(root), 0);
+    tree_write(root, "/chat.jsonl", chat);
+    tree_write(root, "/bad.jsonl", "{\"text\":\"a\"}\r\n\r\n{\"text\":");
+    tree_write(root, "/model/empty", "");
+    char model[PATH_MAX];
+    snprintf(model, sizeof model, "%s/model", root);
+    tokenizer_write(model, specials, 2, NULL, "<|im_end|>", 0, NULL);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    assert_int_equal(chdir("/"), 0);
+    tree_close(root);
+    return 0;
+}
+
+static void has(const char *text, const char *word)
+{
+    if (strstr(text, word) == NULL)
+        fail_msg("'%s' is not in: %s", word, text);
+}
+
+static int run(const char *arguments)
+{
+    return process_run(&result, "%s %s", OT_COMMAND, arguments);
+}
+
+/* The hash of the parameters that a run ends with. */
+static void last_hash(char out[32])
+{
+    const char *found = strstr(result.out, "params=xxh3:");
+    if (found == NULL)
+        fail_msg("no hash in: %s %s", result.out, result.err);
+    snprintf(out, 32, "%.16s", found + strlen("params=xxh3:"));
+}
+
+static void tokenize_and_inspect(void **state)
+{
+    (void)state;
+    assert_int_equal(run("tokenize --model model --data chat.jsonl -o tokens.bin --json"), 0);
+    json_t *json = json_loads(result.out, 0, NULL);
+    assert_non_null(json);
+    /* Counted by hand: "<|im_start|>user\n" is 6 tokens, "<|im_end|>\n" 2, "<|im_start|>assistant\n" 11. */
+    assert_int_equal(json_integer_value(json_object_get(json, "tokens")),
+                     2 * (6 + 2 + 11 + 2) + 9 + 12 + 2 + 2);
+    assert_int_equal(json_integer_value(json_object_get(json, "trained")), 13 + 3);
+    assert_int_equal(json_integer_value(json_object_get(json, "documents")), 2);
+    json_decref(json);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(
+            run(i == 0 ? "inspect chat.jsonl --model model" : "inspect tokens.bin --model model"), 0);
+        has(result.out, "chat.jsonl:1: 42 tokens, 13 of them trained");
+        has(result.out,
+            "<|im_start|>user\nHow deep?<|im_end|>\n<|im_start|>assistant\n«Nine metres.<|im_end|>»\n");
+        has(result.out, "«Yo<|im_end|>»");
+        has(result.out, "trained   16 tokens");
+        has(result.out, "windows   1 of 2048 tokens");
+    }
+    assert_int_equal(run("inspect chat.jsonl --model model --seq-len 30 --json"), 0);
+    json = json_loads(result.out, 0, NULL);
+    assert_non_null(json);
+    assert_int_equal(json_integer_value(json_object_get(json, "truncated")), 1);
+    assert_int_equal(json_integer_value(json_object_get(json, "lost")), 41 - 30);
+    assert_int_equal(json_integer_value(json_object_get(json, "windows")), 2);
+    json_decref(json);
+}
+
+static void inspect_a_model(void **state)
+{
+    (void)state;
+    assert_int_equal(run("inspect model"), 0);
+    has(result.out, "vocabulary 258");
+    assert_int_equal(run("inspect ."), 5);
+    has(result.err, "no model's folder");
+}
+
+/* The same run from JSONL, from what is cached of it, and from its token file; and the plan before it leaves the cache. */
+static void the_same_training(void **state)
+{
+    (void)state;
+    static const char flags[] =
+        "--model tiny --seq-len 64 --global-batch-size 2 --max-steps 3 --threads 1 -q -o runs";
+    char command[1024], first[32], again[32];
+    assert_int_equal(run("plan --model tiny --seq-len 64 --global-batch-size 2 -o runs --data chat.jsonl"),
+                     0);
+    assert_int_equal(process_run(&result, "ls %s/runs/.cache", root), 0);
+    assert_int_equal(count_lines(result.out), 1);
+    snprintf(command, sizeof command, "%s --data chat.jsonl", flags);
+    assert_int_equal(run(command), 0);
+    last_hash(first);
+    assert_int_equal(run("tokenize --model tiny --data chat.jsonl -o tiny.bin"), 0);
+    snprintf(command, sizeof command, "%s --data tiny.bin", flags);
+    assert_int_equal(run(command), 0);
+    last_hash(again);
+    assert_string_equal(first, again);
+    assert_int_equal(process_run(&result, "ls %s/runs/.cache", root), 0);
+    assert_int_equal(count_lines(result.out), 1);
+    snprintf(command, sizeof command, "%s --data chat.jsonl --train-on all", flags);
+    assert_int_equal(run(command), 0);
+    last_hash(again);
+    assert_string_not_equal(first, again);
+}
+
+static void evaluation_data(void **state)
+{
+    (void)state;
+    assert_int_equal(run("plan --model tiny --seq-len 64 -o runs --data chat.jsonl --val-split 0.5"), 0);
+    assert_int_equal(run("plan --model tiny --seq-len 64 -o runs --data chat.jsonl --eval-data chat.jsonl"),
+                     0);
+    assert_int_equal(run("plan --model tiny --seq-len 64 -o runs --data chat.jsonl --eval-data none.jsonl"),
+                     4);
+    assert_int_equal(
+        run("plan --model tiny -o runs --data chat.jsonl --eval-data chat.jsonl --val-split 0.5"), 2);
+}
+
+/* Case 40 and its like, as a user sees them. */
+static void what_is_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        int code;
+        const char *arguments, *word;
+    } cases[] = {
+        {4, "--model tiny -o runs --data bad.jsonl", "bad.jsonl:3: "},
+        {4, "tokenize --model model --data bad.jsonl -o x.bin", "bad.jsonl:3: "},
+        {4, "--model tiny -o runs --data chat.jsonl --seq-len 20", "all 2 documents are dropped"},
+        {4, "--model tiny -o runs --data chat.jsonl --data-format alpaca", "chat.jsonl:1: "},
+        {2, "--model tiny -o runs --data chat.jsonl --template lama", "--template"},
+        {2, "--model tiny -o runs --data chat.jsonl --long keep", "--long"},
+        {2, "tokenize --data chat.jsonl -o x.bin", "--model"},
+        {2, "tokenize --model model -o x.bin", "--data"},
+        {2, "tokenize --model model --data chat.jsonl", "-o"},
+        {2, "inspect chat.jsonl", "--model"},
+        {2, "inspect", "one file or folder"},
+        {5, "tokenize --model . --data chat.jsonl -o x.bin", "tokenizer.json"},
+        {6, "tokenize --model model --data chat.jsonl -o no/such/x.bin", "no/such"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int code = run(cases[i].arguments);
+        if (code != cases[i].code || strstr(result.err, cases[i].word) == NULL)
+            fail_msg("%s: code %d, '%s'", cases[i].arguments, code, result.err);
+    }
+    assert_int_equal(process_run(&result, "ls %s", root), 0);
+    assert_null(strstr(result.out, "x.bin"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tokenize_and_inspect), cmocka_unit_test(inspect_a_model),
+        cmocka_unit_test(the_same_training),    cmocka_unit_test(evaluation_data),
+        cmocka_unit_test(what_is_refused),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
