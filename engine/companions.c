@@ -20,6 +20,11 @@ static const char *const names[] = {
     "chat_template.json", "generation_config.json",
 };
 
+const char *ot_companion_name(size_t index)
+{
+    return index < sizeof names / sizeof names[0] ? names[index] : NULL;
+}
+
 static ot_status copy_open_file(int fd, const char *from, const char *to)
 {
     struct stat facts;

@@ -2,7 +2,12 @@
 #ifndef OT_ENGINE_COMPANIONS_H
 #define OT_ENGINE_COMPANIONS_H
 
+#include <stddef.h>
+
 #include "io/status.h"
+
+/* Their names, NULL behind the last. */
+const char *ot_companion_name(size_t index);
 
 /* Copies those that are there; durable on return, apart from the folder's own entry. OT_ERR_IO. */
 ot_status ot_companions_copy(const char *from, const char *to) OT_MUST_CHECK;

@@ -11,50 +11,14 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include "io/file.h"
-
-enum { PIECE_BYTES = 1 << 20 };
 
 static ot_status join(const char *folder, const char *name, char out[PATH_MAX])
 {
     if (snprintf(out, PATH_MAX, "%s/%s", folder, name) < PATH_MAX)
         return OT_OK;
     return ot_fail(OT_ERR_IO, "%.80s…/%.40s: too long a path", folder, name);
-}
-
-/* ---- one file ---- */
-
-/* The page cache is asked to let go first, so that what is read is what the drive holds. */
-static ot_status hash_file(const char *path, uint64_t *bytes, uint64_t *hash)
-{
-    ot_status status = OT_OK;
-    struct stat facts;
-    XXH3_state_t *state = XXH3_createState();
-    char *piece = malloc(PIECE_BYTES);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (state == NULL || piece == NULL)
-        OT_TRY_GOTO(ot_fail(OT_ERR_INTERNAL, "out of memory for the hash of %s", path), out);
-    if (fd < 0 || fstat(fd, &facts) != 0)
-        OT_TRY_GOTO(ot_fail(OT_ERR_IO, "%s: %s", path, strerror(errno)), out);
-    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-    posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
-    XXH3_64bits_reset(state);
-    *bytes = (uint64_t)facts.st_size;
-    for (uint64_t at = 0; at < *bytes;) {
-        uint64_t size = *bytes - at < PIECE_BYTES ? *bytes - at : PIECE_BYTES;
-        OT_TRY_GOTO(ot_file_read(fd, path, at, piece, size), out);
-        XXH3_64bits_update(state, piece, size);
-        at += size;
-    }
-    *hash = XXH3_64bits_digest(state);
-out:
-    if (fd >= 0)
-        close(fd);
-    free(piece);
-    XXH3_freeState(state);
-    return status;
 }
 
 /* ---- writing ---- */
@@ -75,7 +39,7 @@ static ot_status find_hash(const writing *w, const char *path, const char *name,
             *hash = w->known[i].hash;
             return OT_OK;
         }
-    return hash_file(path, bytes, hash);
+    return ot_file_checksum(path, bytes, hash);
 }
 
 static ot_status add_file(writing *w, const char *path, const char *name)
@@ -196,7 +160,7 @@ static ot_status verify_file(const char *folder, const char *name, const json_t 
     if ((json_int_t)facts.st_size != size)
         return ot_fail(OT_ERR_FORMAT, "%s: %lld bytes, expected %lld; the checkpoint is damaged", path,
                        (long long)facts.st_size, (long long)size);
-    OT_TRY(hash_file(path, &bytes, &hash));
+    OT_TRY(ot_file_checksum(path, &bytes, &hash));
     snprintf(found, sizeof found, "%016" PRIx64, hash);
     if (strcmp(found, expected) != 0)
         return ot_fail(OT_ERR_FORMAT, "%s: XXH3 %s, expected %s; the checkpoint is damaged", path, found,

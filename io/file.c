@@ -8,6 +8,7 @@
 #include <linux/fs.h>
 #include <linux/magic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
@@ -15,6 +16,7 @@
 #include <sys/sysmacros.h>
 #include <sys/vfs.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "io/host.h"
 #include "io/log.h"
@@ -290,4 +292,36 @@ ot_status ot_file_replace(const char *path, const void *data, uint64_t bytes)
         return status;
     }
     return ot_dir_sync(folder);
+}
+
+/* The page cache is asked to let go first, so that what is read is what the drive holds. */
+ot_status ot_file_checksum(const char *path, uint64_t *bytes, uint64_t *hash)
+{
+    enum { PIECE_BYTES = 1 << 20 };
+    ot_status status = OT_OK;
+    struct stat facts;
+    XXH3_state_t *state = XXH3_createState();
+    char *piece = malloc(PIECE_BYTES);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (state == NULL || piece == NULL)
+        OT_TRY_GOTO(ot_fail(OT_ERR_INTERNAL, "out of memory for the hash of %s", path), out);
+    if (fd < 0 || fstat(fd, &facts) != 0)
+        OT_TRY_GOTO(ot_fail(OT_ERR_IO, "%s: %s", path, strerror(errno)), out);
+    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+    XXH3_64bits_reset(state);
+    *bytes = (uint64_t)facts.st_size;
+    for (uint64_t at = 0; at < *bytes;) {
+        uint64_t size = *bytes - at < PIECE_BYTES ? *bytes - at : PIECE_BYTES;
+        OT_TRY_GOTO(ot_file_read(fd, path, at, piece, size), out);
+        XXH3_64bits_update(state, piece, size);
+        at += size;
+    }
+    *hash = XXH3_64bits_digest(state);
+out:
+    if (fd >= 0)
+        close(fd);
+    free(piece);
+    XXH3_freeState(state);
+    return status;
 }

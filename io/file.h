@@ -58,4 +58,7 @@ ot_status ot_file_read(int fd, const char *path, uint64_t offset, void *data, ui
 ot_status ot_file_write(int fd, const char *path, uint64_t offset, const void *data,
                         uint64_t bytes) OT_MUST_CHECK;
 
+/* Size and XXH3-64 of a whole file, as the drive holds it: the page cache is asked to let go of it first. Blocks. */
+ot_status ot_file_checksum(const char *path, uint64_t *bytes, uint64_t *hash) OT_MUST_CHECK;
+
 #endif

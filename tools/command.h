@@ -16,6 +16,7 @@ ot_status ot_command_eval(int argc, char **argv) OT_MUST_CHECK;
 ot_status ot_command_generate(int argc, char **argv) OT_MUST_CHECK;
 ot_status ot_command_tune(int argc, char **argv) OT_MUST_CHECK;
 ot_status ot_command_report(int argc, char **argv) OT_MUST_CHECK;
+ot_status ot_command_export(int argc, char **argv) OT_MUST_CHECK;
 ot_status ot_command_bench(int argc, char **argv) OT_MUST_CHECK;
 
 #endif

@@ -23,6 +23,7 @@ static const command commands[] = {
     {"bench", ot_command_bench, "measure what this machine can do"},
     {"eval", ot_command_eval, "loss and perplexity of a model on data"},
     {"generate", ot_command_generate, "go on with a text"},
+    {"export", ot_command_export, "write a model as a Hugging Face directory or a GGUF file"},
     {"tune", ot_command_tune, "measure which prefetch depth, I/O depth and block size are fastest here"},
     {"report", ot_command_report, "write a run's report.html again"},
     {"doctor", ot_command_doctor, "check this machine and say what to change"},
