@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "engine/compute.h"
+#include "engine/factored.h"
 #include "engine/trainer.h"
 #include "engine/training.h"
 
@@ -43,6 +44,18 @@ uint64_t ot_training_logits_bytes(const ot_training *training)
     return ot_round_up(training->model->config.V * sizeof(float), OT_PAGE_BYTES);
 }
 
+int ot_training_is_factored(const ot_training *training)
+{
+    return training->optimizer == OT_OPTIMIZER_ADAFACTOR && !training->inference;
+}
+
+static int count_moments(ot_optimizer optimizer)
+{
+    if (optimizer == OT_OPTIMIZER_ADAFACTOR)
+        return 0;
+    return optimizer == OT_OPTIMIZER_SGD || optimizer == OT_OPTIMIZER_LION ? 1 : 2;
+}
+
 int ot_training_drops_remainder(const ot_training *training)
 {
     return training->inference && training->dtype == OT_BF16;
@@ -62,14 +75,18 @@ uint64_t ot_training_host_bytes(const ot_training *training, uint64_t chunk_para
         ot_training_data_bytes(training) + ot_training_rope_bytes(training) + chunk_params * sizeof(float);
     if (ot_training_drops_remainder(training))
         bytes += chunk_params * sizeof(int16_t);
-    return ot_round_up(bytes + 4 * OT_PAGE_BYTES, OT_HUGE_PAGE_BYTES);
+    if (ot_training_is_factored(training))
+        bytes += ot_factored_lay_out(training->model, chunk_params, NULL, &(ot_factored){0});
+    return ot_round_up(bytes + 5 * OT_PAGE_BYTES, OT_HUGE_PAGE_BYTES);
 }
 
 /* Without anything that needs the whole gradient first, a layer is updated as soon as its own gradient is complete. */
 static int may_update_in_backward(const ot_training *training)
 {
     int scaled = training->dtype == OT_FP16;
-    return training->max_grad_norm == 0 && !scaled && !training->skip_not_finite && !training->inference;
+    int whole_layer = ot_training_is_factored(training);
+    return training->max_grad_norm == 0 && !scaled && !training->skip_not_finite && !training->inference &&
+           !whole_layer;
 }
 
 static void describe_stages(const ot_training *training, ot_plan_layer layers[], ot_plan_stage stages[])
@@ -124,8 +141,8 @@ void ot_training_request(const ot_training *training, ot_plan_layer layers[], ot
         .master_format = training->dtype == OT_BF16 ? OT_MASTER_SPLIT : OT_MASTER_FP32,
         .moment1_dtype = training->state_dtype,
         .moment2_dtype = training->state_dtype,
-        .moments =
-            training->optimizer == OT_OPTIMIZER_SGD || training->optimizer == OT_OPTIMIZER_LION ? 1 : 2,
+        .moments = count_moments(training->optimizer),
+        .measured = ot_training_is_factored(training),
         .grad_dtype = training->grad_dtype,
         .weights = training->weights,
         .states = training->states,
