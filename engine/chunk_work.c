@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "engine/trainer_state.h"
+#include "engine/training.h"
 #include "io/stop.h"
 
 /* The planes of a chunk in host memory. Whichever plane does not exist is NULL. */
@@ -30,16 +31,14 @@ static float *scales(void *base, ot_dtype dtype, uint64_t count, uint64_t index)
     return (float *)(void *)((char *)base + ot_moment_scales(count)) + index / OT_MOMENT_BLOCK;
 }
 
-/* Updates elements [begin, end) of a chunk, which have the same weight decay. */
-static void update_run(ot_trainer *t, const chunk_planes *p, const ot_update_step *step, uint64_t begin,
-                       uint64_t end, float weight_decay)
+/* The update of elements [begin, end) of a chunk, which have the same weight decay. */
+static ot_update update_of(const ot_trainer *t, const chunk_planes *p, const ot_update_step *step,
+                           uint64_t begin, uint64_t end, float weight_decay)
 {
     const ot_training *training = &t->training;
     ot_dtype state = training->state_dtype, dtype = training->dtype;
-    if (begin >= end)
-        return;
     const int split = dtype == OT_BF16;
-    const ot_update args = {
+    return (ot_update){
         .kind = training->optimizer,
         .n = end - begin,
         .beta1 = training->beta1,
@@ -63,7 +62,38 @@ static void update_run(ot_trainer *t, const chunk_planes *p, const ot_update_ste
         .seed = training->seed,
         .first = t->layer_first[p->chunk->layer] + p->chunk->first + begin,
     };
+}
+
+static void update_run(ot_trainer *t, const chunk_planes *p, const ot_update_step *step, uint64_t begin,
+                       uint64_t end, float weight_decay)
+{
+    if (begin >= end)
+        return;
+    const ot_update args = update_of(t, p, step, begin, end, weight_decay);
     ot_device_kernels(t->cpu)->update(t->update_stream, &args);
+}
+
+/* Adafactor, tensor by tensor. */
+static void update_factored(ot_trainer *t, const chunk_planes *p, const ot_update_step *step)
+{
+    const ot_layer *layer = &t->training.model->layers[p->chunk->layer];
+    ot_piece piece;
+    for (size_t i = 0; i < layer->tensor_count; i++) {
+        if (!ot_factored_piece(&layer->tensors[i], p->chunk, &piece))
+            continue;
+        float decay = layer->tensors[i].decay ? t->training.weight_decay : 0;
+        const ot_update args = update_of(t, p, step, piece.offset, piece.offset + piece.count, decay);
+        ot_factored_apply(&t->factored, ot_device_kernels(t->cpu), t->update_stream, p->chunk, i, &piece,
+                          &args);
+    }
+}
+
+static ot_status run_measure(ot_trainer *t, const ot_operation *op)
+{
+    ot_factored_measure(&t->factored, ot_device_kernels(t->cpu), t->update_stream, op->pass,
+                        &t->plan->chunks[op->chunk], t->training.grad_dtype, ot_trainer_at(t, op->places[4]),
+                        &t->before);
+    return ot_stream_synchronize(t->update_stream);
 }
 
 static void cast(ot_trainer *t, ot_dtype from, const void *src, ot_dtype to, void *dst, uint64_t count)
@@ -72,7 +102,8 @@ static void cast(ot_trainer *t, ot_dtype from, const void *src, ot_dtype to, voi
     ot_device_kernels(t->cpu)->cast(t->update_stream, &args);
 }
 
-/* FP16 weights are written by the update and never read: where it is skipped, they come from the master alone. */
+/* FP16 weights are written by the update and never read: where it is skipped, or leaves the padding out, they come from the
+ * master alone. */
 static void restore_weight(ot_trainer *t, const chunk_planes *p)
 {
     cast(t, OT_FP32, p->master, OT_FP16, p->weight, p->chunk->count);
@@ -85,9 +116,14 @@ static ot_status run_update(ot_trainer *t, const ot_operation *op)
              border = t->training.model->layers[op->layer].undecayed;
     uint64_t decayed = border <= first ? 0 : border - first < count ? border - first : count;
     const ot_update_step *step = op->deferred ? &t->before : &t->now;
-    update_run(t, &p, step, 0, decayed, t->training.weight_decay);
-    update_run(t, &p, step, decayed, count, 0);
-    if (step->skip && t->training.dtype == OT_FP16)
+    int factored = ot_training_is_factored(&t->training);
+    if (factored)
+        update_factored(t, &p, step);
+    else {
+        update_run(t, &p, step, 0, decayed, t->training.weight_decay);
+        update_run(t, &p, step, decayed, count, 0);
+    }
+    if ((step->skip || factored) && t->training.dtype == OT_FP16)
         restore_weight(t, &p);
     return ot_stream_synchronize(t->update_stream);
 }
@@ -181,6 +217,8 @@ ot_status ot_trainer_chunk_work(void *context, const ot_operation *op)
     switch (op->kind) {
     case OT_OP_UPDATE:
         return run_update(t, op);
+    case OT_OP_MEASURE:
+        return run_measure(t, op);
     case OT_OP_LOAD:
         return run_load(t, op);
     case OT_OP_SAVE:

@@ -152,6 +152,12 @@ static ot_status open_memory(ot_trainer *t)
         OT_TRY(ot_arena_take(arena, t->plan->chunk_params * sizeof(int16_t), OT_PAGE_BYTES, &block));
         t->remainder = block;
     }
+    if (ot_training_is_factored(training)) {
+        uint64_t bytes = ot_factored_lay_out(training->model, t->plan->chunk_params, NULL, &t->factored);
+        OT_TRY(ot_arena_take(arena, bytes, OT_PAGE_BYTES, &block));
+        ot_factored_lay_out(training->model, t->plan->chunk_params, block, &t->factored);
+        memset(block, 0, bytes);
+    }
     uint64_t rope_bytes = ot_training_rope_bytes(training), logits_bytes = ot_training_logits_bytes(training);
     OT_TRY(ot_device_arena_open(t->device, "trainer", rope_bytes + logits_bytes + OT_PAGE_BYTES, &block));
     t->loss_sum = block;
@@ -414,6 +420,12 @@ void ot_trainer_set_state(ot_trainer *t, const ot_trainer_state *state)
 {
     t->now = (ot_update_step){.number = state->updates};
     t->loss_scale = state->loss_scale;
+}
+
+float *ot_trainer_factors(ot_trainer *t, size_t *count)
+{
+    *count = t->factored.moments != NULL ? ot_factored_count(t->training.model) : 0;
+    return t->factored.moments;
 }
 
 ot_status ot_trainer_time_kernels(ot_trainer *t, double *seconds)

@@ -108,6 +108,11 @@ ot_status ot_trainer_save(ot_trainer *trainer, const ot_sink *sink) OT_MUST_CHEC
 /* XXH3 over all FP32 masters in model order, padding left out; for inference over the weights. Drains first. */
 ot_status ot_trainer_hash(ot_trainer *trainer, uint64_t *hash) OT_MUST_CHECK;
 
+/* Adafactor's second moments in host memory, as long as the trainer is open: of each tensor in model order its rows', then
+ * its columns'; of a vector its elements'. To be read after a drain and written before the first step. NULL and 0 with
+ * another optimizer. */
+float *ot_trainer_factors(ot_trainer *trainer, size_t *count);
+
 /* What the numbers of the steps to come depend on beside the model's values. Plain data. */
 typedef struct ot_trainer_state {
     uint64_t updates; /* made so far, skipped steps not counted */

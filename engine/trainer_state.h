@@ -4,6 +4,7 @@
 #define OT_ENGINE_TRAINER_STATE_H
 
 #include "engine/compute.h"
+#include "engine/factored.h"
 #include "engine/trainer.h"
 
 struct ot_trainer {
@@ -20,7 +21,8 @@ struct ot_trainer {
     int32_t *data;         /* host: the step's data */
     float *scratch;        /* host: FP32 values of one chunk */
     int16_t *remainder; /* host: what is left of them beside weights, for inference in bf16; otherwise NULL */
-    double *loss_sum;   /* device: over the step's trained tokens */
+    ot_factored factored; /* host: with Adafactor; otherwise without moments */
+    double *loss_sum;     /* device: over the step's trained tokens */
     double host_loss_sum;
     float *logits;      /* device: [V], of one row */
     size_t logits_row;  /* of the micro-batch */

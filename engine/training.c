@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "engine/compute.h"
+#include "engine/factored.h"
 #include "engine/trainer.h"
 #include "engine/training.h"
 
@@ -29,6 +30,8 @@ ot_compute ot_training_compute(const ot_training *training, ot_device *device)
 
 int ot_training_moments(const ot_training *training)
 {
+    if (training->optimizer == OT_OPTIMIZER_ADAFACTOR) /* whose moments are no planes: factored.h */
+        return 0;
     return training->optimizer == OT_OPTIMIZER_SGD || training->optimizer == OT_OPTIMIZER_LION ? 1 : 2;
 }
 
@@ -46,6 +49,11 @@ uint64_t ot_training_rope_bytes(const ot_training *training)
 uint64_t ot_training_logits_bytes(const ot_training *training)
 {
     return ot_round_up(training->model->config.V * sizeof(float), OT_PAGE_BYTES);
+}
+
+int ot_training_is_factored(const ot_training *training)
+{
+    return training->optimizer == OT_OPTIMIZER_ADAFACTOR && !training->inference;
 }
 
 int ot_training_drops_remainder(const ot_training *training)
@@ -67,14 +75,18 @@ uint64_t ot_training_host_bytes(const ot_training *training, uint64_t chunk_para
         ot_training_data_bytes(training) + ot_training_rope_bytes(training) + chunk_params * sizeof(float);
     if (ot_training_drops_remainder(training))
         bytes += chunk_params * sizeof(int16_t);
-    return ot_round_up(bytes + 4 * OT_PAGE_BYTES, OT_HUGE_PAGE_BYTES);
+    if (ot_training_is_factored(training))
+        bytes += ot_factored_lay_out(training->model, chunk_params, NULL, &(ot_factored){0});
+    return ot_round_up(bytes + 5 * OT_PAGE_BYTES, OT_HUGE_PAGE_BYTES);
 }
 
 /* Without anything that needs the whole gradient first, a layer is updated as soon as its own gradient is complete. */
 static int may_update_in_backward(const ot_training *training)
 {
     int scaled = training->dtype == OT_FP16;
-    return training->max_grad_norm == 0 && !scaled && !training->skip_not_finite && !training->inference;
+    int whole_layer = ot_training_is_factored(training);
+    return training->max_grad_norm == 0 && !scaled && !training->skip_not_finite && !training->inference &&
+           !whole_layer;
 }
 
 static void describe_stages(const ot_training *training, ot_plan_layer layers[], ot_plan_stage stages[])
@@ -130,6 +142,7 @@ void ot_training_request(const ot_training *training, ot_plan_layer layers[], ot
         .moment1_dtype = training->state_dtype,
         .moment2_dtype = training->state_dtype,
         .moments = ot_training_moments(training),
+        .measured = ot_training_is_factored(training),
         .grad_dtype = training->grad_dtype,
         .weights = training->weights,
         .states = training->states,

@@ -18,6 +18,9 @@ uint64_t ot_training_data_bytes(const ot_training *training); /* of one step */
 uint64_t ot_training_rope_bytes(const ot_training *training);
 uint64_t ot_training_logits_bytes(const ot_training *training); /* of one row, in FP32 */
 
+/* Whether the moments are those of rows and columns: Adafactor, in training. */
+int ot_training_is_factored(const ot_training *training);
+
 /* Whether splitting a master leaves a remainder that nobody keeps: the weights are then those of a training, bit for bit. */
 int ot_training_drops_remainder(const ot_training *training);
 

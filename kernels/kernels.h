@@ -397,16 +397,16 @@ typedef struct ot_update {
 } ot_update;
 
 /* Adafactor (Shazeer & Stern 2018, algorithm 4, with a given lr, no parameter scaling, no first moment) for a
- * matrix of [rows,cols], of which one operation handles rows first_row .. first_row+n_rows-1. Passes over all
- * the rows:
+ * matrix of [rows,cols], of which one operation handles rows first_row .. first_row+n_rows-1. RMS and APPLY may
+ * begin and end within a row: element 0 is that of first_column in first_row. Passes over all the rows:
  *   STATS: r[i] = b2*r[i] + (1-b2)*avg_j(g[i,j]^2 + eps1) for its rows;
  *          column_sums[j] += sum_i(g[i,j]^2 + eps1), which the caller zeroes before the first rows;
  *   COLUMNS, once: c[j] = b2*c[j] + (1-b2)*column_sums[j]/rows; row_mean[0] = avg_i r[i];
  *   RMS:   u[i,j] = g[i,j] / sqrt(r[i]/row_mean * c[j]); partials as in ot_sum_squares over the rows at hand;
  *   APPLY: p -= lr*wd*p; p -= lr*u / max(1, sqrt(square_sum[0]/(rows*cols))), and the weight, as in ot_update.
  * b2 = step->beta2_adafactor. A vector (rows = 1) has the full second moment in c: u = g / sqrt(c), and STATS
- * and COLUMNS give c[j] = b2*c[j] + (1-b2)*(g[j]^2 + eps1). From `update`: n = n_rows*cols, the pointers of
- * these rows, the formats of grad, master and weight, weight_decay and step. */
+ * and COLUMNS give c[j] = b2*c[j] + (1-b2)*(g[j]^2 + eps1). From `update`: n, the gradient of these elements,
+ * and step; in APPLY their master and weight, the formats of both, and weight_decay. */
 typedef enum ot_adafactor_pass {
     OT_ADAFACTOR_STATS,
     OT_ADAFACTOR_COLUMNS,
@@ -417,7 +417,7 @@ typedef enum ot_adafactor_pass {
 typedef struct ot_adafactor {
     ot_adafactor_pass pass;
     ot_update update;
-    size_t rows, cols, first_row;
+    size_t rows, cols, first_row, first_column;
     float eps1;               /* 1e-30 */
     float *r;                 /* [rows] */
     float *c;                 /* [cols] */

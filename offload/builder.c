@@ -229,8 +229,9 @@ static void touch(ot_builder *builder, uint32_t o)
             write_place(builder, o, places[i]);
         read_place(builder, o, places[4]);
         break;
+    case OT_OP_MEASURE:
     case OT_OP_SAVE:
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < 5; i++)
             read_place(builder, o, places[i]);
         break;
     case OT_OP_KINDS:
@@ -349,6 +350,7 @@ ot_lane ot_operation_lane(ot_operation_kind kind)
         [OT_OP_HEAD] = OT_LANE_COMPUTE,   [OT_OP_BACKWARD] = OT_LANE_COMPUTE,
         [OT_OP_REDUCE] = OT_LANE_COMPUTE, [OT_OP_UPDATE] = OT_LANE_CPU,
         [OT_OP_LOAD] = OT_LANE_CPU,       [OT_OP_SAVE] = OT_LANE_CPU,
+        [OT_OP_MEASURE] = OT_LANE_CPU,
     };
     return lanes[kind];
 }

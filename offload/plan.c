@@ -44,8 +44,9 @@ const char *ot_lane_name(ot_lane lane)
 
 const char *ot_operation_name(ot_operation_kind kind)
 {
-    static const char *const names[OT_OP_KINDS] = {"read", "write",    "h2d",    "d2h",    "data", "forward",
-                                                   "head", "backward", "reduce", "update", "load", "save"};
+    static const char *const names[OT_OP_KINDS] = {"read",    "write", "h2d",      "d2h",    "data",
+                                                   "forward", "head",  "backward", "reduce", "update",
+                                                   "measure", "load",  "save"};
     return (unsigned)kind < OT_OP_KINDS ? names[kind] : "?";
 }
 

@@ -121,7 +121,8 @@ typedef struct ot_plan_request {
     ot_dtype weight_dtype;
     ot_master_format master_format; /* ignored with FP32 weights */
     ot_dtype moment1_dtype, moment2_dtype;
-    int moments;         /* 2; 1 (SGD with momentum, Lion); 0 */
+    int moments;  /* 2; 1 (SGD with momentum, Lion); 0 */
+    int measured; /* 1: a layer's update is preceded by two passes over its whole gradient (Adafactor) */
     ot_dtype grad_dtype; /* as it crosses to the host */
 
     /* Choices; 0 or automatic: the plan's. */
@@ -178,10 +179,11 @@ typedef enum ot_operation_kind {
                      * which is used up */
     OT_OP_REDUCE, /* compute: layer's FP32 gradient [0] → `grad_dtype` [1] (may be [0] for FP32), and its sums
                    * of squares, one double for every OT_SUM_BLOCK elements, → [2] */
-    OT_OP_UPDATE, /* cpu: chunk: weight [0], master [1], moment1 [2], moment2 [3], gradient [4] */
-    OT_OP_LOAD,   /* cpu: chunk: fills weight [0], master [1], moment1 [2], moment2 [3] from a model, a
+    OT_OP_UPDATE,  /* cpu: chunk: weight [0], master [1], moment1 [2], moment2 [3], gradient [4] */
+    OT_OP_MEASURE, /* cpu: chunk: one of two passes over the gradient [4], before its layer's first update */
+    OT_OP_LOAD,    /* cpu: chunk: fills weight [0], master [1], moment1 [2], moment2 [3] from a model, a
                      checkpoint or a seed */
-    OT_OP_SAVE,   /* cpu: chunk: hands the same places over, to be written to a checkpoint or hashed */
+    OT_OP_SAVE,    /* cpu: chunk: hands the same places over, to be written to a checkpoint or hashed */
     OT_OP_KINDS,
 } ot_operation_kind;
 
@@ -198,7 +200,8 @@ typedef struct ot_operation {
     uint64_t bytes;                           /* moved, or touched by the CPU lane */
     double flops;
     int zero_grads; /* bit i: gradient [6+i] is zeroed first, as nothing has added to it in this step */
-    int deferred;   /* update: 1: the gradient is that of the step before, 0: of this step */
+    int pass;       /* measure: 0, 1 */
+    int deferred;   /* update, measure: 1: the gradient is that of the step before, 0: of this step */
     uint32_t wait_first, wait_count; /* range of ot_list.waits: operations of this list */
 } ot_operation;
 

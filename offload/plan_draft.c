@@ -53,7 +53,7 @@ static ot_status check_stages(const ot_plan_request *request)
 
 size_t ot_operations_most(const ot_plan_request *request, size_t chunks)
 {
-    const double per_micro_batch = 3, per_chunk = 18;
+    const double per_micro_batch = 3, per_chunk = 22;
     double visits = 2 * (double)request->stage_count - 1;
     double most = per_micro_batch * visits * (double)request->micro_batches + per_chunk * (double)chunks;
     return most < (double)(SIZE_MAX / 2) ? (size_t)most : SIZE_MAX / 2;
@@ -83,6 +83,9 @@ static ot_status check_request(const ot_plan_request *request)
             OT_ERR_USAGE,
             "a prefetch depth of %d and a ring of %d: expected at least 1 and 2, or 0 for automatic",
             request->prefetch_depth, request->ring);
+    if (request->measured && request->update_in_backward)
+        return ot_fail(OT_ERR_USAGE,
+                       "an update inside backward cannot wait for passes over the whole gradient");
     if (request->inference && request->update_in_backward)
         return ot_fail(OT_ERR_USAGE, "a plan for inference has no update, neither in backward nor elsewhere");
     if (request->moments < 0 || request->moments > 2)

@@ -72,7 +72,8 @@ typedef struct ot_draft {
 } ot_draft;
 
 /* What a step's list has at most: a computation and two moves a micro-batch and visit; for a chunk its update, five
- * reads, four writes, its gradient's two moves, and a read and a copy for each of up to three visits that fetch it. */
+ * reads, four writes, its gradient's two moves, two passes over it with a read each, and a read and a copy for each of
+ * up to three visits that fetch it. */
 size_t ot_operations_most(const ot_plan_request *request, size_t chunks);
 
 /* Checks the request, cuts the chunks, and allocates everything but places and lists. */

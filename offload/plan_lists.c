@@ -118,9 +118,26 @@ static uint64_t update_bytes(const emitter *e, int32_t chunk)
     return bytes;
 }
 
+/* Both passes over a layer's gradient, chunk by chunk. */
+static void measure_layer(emitter *e, int32_t layer)
+{
+    for (int pass = 0; pass < 2; pass++)
+        for (uint32_t c = e->plan->layer_chunks[layer]; c < e->plan->layer_chunks[layer + 1]; c++) {
+            ot_operation o = chunk_operation(e, OT_OP_MEASURE, (int32_t)c);
+            o.pass = pass;
+            o.deferred = 1;
+            o.places[4] = bring_to_host(e, (int32_t)c, OT_PLANE_GRAD, 1);
+            o.bytes = chunk_bytes(e, (int32_t)c, OT_PLANE_GRAD);
+            ot_builder_add(e->builder, &o);
+        }
+}
+
 /* Updates a chunk with the gradient in `grad`, or at home, and sends the new weights to `target`. */
 static void update_chunk(emitter *e, int32_t chunk, int32_t grad, int32_t target)
 {
+    int32_t layer = e->plan->chunks[chunk].layer;
+    if (e->request->measured && (uint32_t)chunk == e->plan->layer_chunks[layer])
+        measure_layer(e, layer);
     ot_operation o = chunk_operation(e, OT_OP_UPDATE, chunk);
     o.deferred = grad == NONE;
     for (int p = 0; p < STATE_PLANES; p++)

@@ -48,9 +48,9 @@ static ot_dtype dtype_of(const char *name, ot_dtype otherwise)
 
 static ot_optimizer optimizer_of(const char *name)
 {
-    static const char *const names[] = {"adamw", "adam", "sgd", "lion"};
+    static const char *const names[] = {"adamw", "adam", "sgd", "lion", "adafactor"};
     static const ot_optimizer kinds[] = {OT_OPTIMIZER_ADAMW, OT_OPTIMIZER_ADAM, OT_OPTIMIZER_SGD,
-                                         OT_OPTIMIZER_LION};
+                                         OT_OPTIMIZER_LION, OT_OPTIMIZER_ADAFACTOR};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (strcmp(name, names[i]) == 0)
             return kinds[i];
@@ -67,6 +67,10 @@ static ot_status choose_formats(ot_job *job)
     if (flags->loss_scale != OT_AUTO_REAL && t->dtype != OT_FP16)
         return ot_fail(OT_ERR_USAGE, "--loss-scale is for --precision fp16; %s has the range of fp32",
                        ot_dtype_name(t->dtype));
+    if (t->state_dtype != OT_FP32 && optimizer_of(flags->optim) == OT_OPTIMIZER_ADAFACTOR)
+        return ot_fail(OT_ERR_USAGE,
+                       "--state-dtype %s: adafactor's moments are those of rows and columns, few and in fp32",
+                       flags->state_dtype);
     t->loss_scale = flags->loss_scale == OT_AUTO_REAL ? 0 : flags->loss_scale;
     return OT_OK;
 }

@@ -43,7 +43,8 @@ static void print_head(const ot_job *job, FILE *out)
             "model     %s: %s, %.4g M parameters, %zu blocks, width %zu, vocabulary %zu; random weights\n",
             job->flags->model, c->architecture, (double)job->model->params / 1e6, c->L, c->C, c->V);
     fprintf(out, "formats   %s, %s moments, %s gradients to the host; %s\n", precision_words(t),
-            ot_dtype_name(t->state_dtype), ot_dtype_name(t->grad_dtype), job->flags->optim);
+            t->optimizer == OT_OPTIMIZER_ADAFACTOR ? "factored" : ot_dtype_name(t->state_dtype),
+            ot_dtype_name(t->grad_dtype), job->flags->optim);
     if (t->M > 0)
         fprintf(out, "step      %zu sequences of %zu tokens = %zu micro-batch%s of %zu\n", job->sequences,
                 t->T, t->M, t->M == 1 ? "" : "es", t->B);

@@ -33,7 +33,9 @@ static uint64_t state_bytes(const ot_training *t)
 {
     double moment =
         t->state_dtype == OT_INT8 ? 1 + 4.0 / OT_MOMENT_BLOCK : (double)ot_dtype_bytes(t->state_dtype);
-    double moments = t->optimizer == OT_OPTIMIZER_SGD || t->optimizer == OT_OPTIMIZER_LION ? 1 : 2;
+    double moments = t->optimizer == OT_OPTIMIZER_ADAFACTOR                                  ? 0
+                     : t->optimizer == OT_OPTIMIZER_SGD || t->optimizer == OT_OPTIMIZER_LION ? 1
+                                                                                             : 2;
     double weight = t->dtype == OT_FP16 ? 2 + 4 : 4; /* with its master */
     double gradient = (double)ot_dtype_bytes(t->grad_dtype);
     return (uint64_t)((double)t->model->params * (weight + moments * moment + gradient));
@@ -161,7 +163,7 @@ static void suggest_formats(const ot_job *job, const ot_training *training, ot_s
 {
     ot_training t = *training;
     char need[OT_SIZE_TEXT_BYTES];
-    if (t.state_dtype == OT_INT8 || t.inference)
+    if (t.state_dtype == OT_INT8 || t.inference || t.optimizer == OT_OPTIMIZER_ADAFACTOR)
         return;
     t.state_dtype = OT_INT8;
     if (ot_job_fits(&job->limits, &t) == OT_OK) {

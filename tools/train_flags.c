@@ -72,7 +72,7 @@ static const ot_option options[] = {
            "steps"),
 
     GROUP("optimizer"),
-    TEXT("optim", optim, "NAME", "adamw", "adamw|adam|sgd|lion", "optimizer", NULL),
+    TEXT("optim", optim, "NAME", "adamw", "adamw|adam|sgd|lion|adafactor", "optimizer", NULL),
     NUMBER(REAL, "lr", lr, "X", "1e-5", NULL, "learning rate", "learning-rate"),
     TEXT("lr-scheduler", lr_scheduler, "NAME", "cosine", "constant|linear|cosine|wsd",
          "learning rate over the steps", "lr-scheduler-type"),

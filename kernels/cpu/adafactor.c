@@ -112,7 +112,7 @@ OT_LOOP void scale_grad(const ot_adafactor *a, size_t begin, size_t n, float *re
 {
     ot_load_grad(&a->update, begin, n, out);
     for (size_t at = 0; at < n;) {
-        size_t row = (begin + at) / a->cols, column = (begin + at) % a->cols,
+        size_t element = a->first_column + begin + at, row = element / a->cols, column = element % a->cols,
                count = least(a->cols - column, n - at);
         float root = a->rows == 1 ? 1.0f : sqrtf(a->r[a->first_row + row] / a->row_mean[0]);
         const float *restrict c = a->c + column;

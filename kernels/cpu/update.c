@@ -19,14 +19,25 @@ static ot_status check_moment(const char *name, ot_dtype format, const void *mom
     return OT_OK;
 }
 
+static ot_status check_gradient(const char *operation, const ot_update *u)
+{
+    if (u->step == NULL || u->grad == NULL)
+        return ot_fail(OT_ERR_INTERNAL, "%s: no step or gradient", operation);
+    if (!is_float(u->grad_dtype))
+        return ot_fail(OT_ERR_INTERNAL, "%s: gradient in %s, expected fp32, bf16 or fp16", operation,
+                       ot_dtype_name(u->grad_dtype));
+    return OT_OK;
+}
+
 /* Gradient, master and weight, which both operations have. */
 static ot_status check_planes(const char *operation, const ot_update *u)
 {
-    if (u->step == NULL || u->grad == NULL || u->master == NULL)
-        return ot_fail(OT_ERR_INTERNAL, "%s: no step, gradient or master", operation);
-    if (!is_float(u->grad_dtype) || (u->weight != NULL && !is_float(u->weight_dtype)))
-        return ot_fail(OT_ERR_INTERNAL, "%s: gradient in %s and weight in %s, expected fp32, bf16 or fp16",
-                       operation, ot_dtype_name(u->grad_dtype), ot_dtype_name(u->weight_dtype));
+    OT_TRY(check_gradient(operation, u));
+    if (u->master == NULL)
+        return ot_fail(OT_ERR_INTERNAL, "%s: no master", operation);
+    if (u->weight != NULL && !is_float(u->weight_dtype))
+        return ot_fail(OT_ERR_INTERNAL, "%s: weight in %s, expected fp32, bf16 or fp16", operation,
+                       ot_dtype_name(u->weight_dtype));
     if (u->master_format == OT_MASTER_SPLIT && (u->weight == NULL || u->weight_dtype != OT_BF16))
         return ot_fail(OT_ERR_INTERNAL, "%s: a split master without its bf16 weight", operation);
     return OT_OK;
@@ -57,12 +68,16 @@ void ot_cpu_update(ot_stream *stream, const ot_update *args)
 
 static ot_status check_adafactor(const ot_adafactor *a)
 {
-    OT_TRY(check_planes("adafactor", &a->update));
-    size_t n_rows = a->cols > 0 ? a->update.n / a->cols : 0;
-    if (n_rows * a->cols != a->update.n || a->first_row > a->rows || n_rows > a->rows - a->first_row)
-        return ot_fail(OT_ERR_INTERNAL,
-                       "adafactor: %zu elements from row %zu, expected whole rows of a matrix of %zu x %zu",
-                       a->update.n, a->first_row, a->rows, a->cols);
+    OT_TRY(a->pass == OT_ADAFACTOR_APPLY ? check_planes("adafactor", &a->update)
+                                         : check_gradient("adafactor", &a->update));
+    size_t end = a->first_column + a->update.n, n_rows = a->cols > 0 ? (end + a->cols - 1) / a->cols : 0;
+    int whole = a->pass == OT_ADAFACTOR_STATS;
+    if ((whole && (a->first_column != 0 || end != n_rows * a->cols)) || a->first_column > a->cols ||
+        a->first_row > a->rows || n_rows > a->rows - a->first_row)
+        return ot_fail(
+            OT_ERR_INTERNAL,
+            "adafactor: %zu elements from row %zu and column %zu, expected %s of a matrix of %zu x %zu",
+            a->update.n, a->first_row, a->first_column, whole ? "whole rows" : "a part", a->rows, a->cols);
     if (a->c == NULL || (a->rows > 1 && (a->r == NULL || a->row_mean == NULL)) ||
         (a->pass <= OT_ADAFACTOR_COLUMNS && a->column_sums == NULL) ||
         (a->pass == OT_ADAFACTOR_RMS && a->partials == NULL) ||

@@ -248,31 +248,60 @@ static ot_status fill_initial(void *context, const ot_chunk_values *chunk)
     return OT_OK;
 }
 
+/* From the file's model, which the source gives. */
+static ot_training training_of(const trial *t, const ot_source *source)
+{
+    const ot_compute *c = &t->f->compute;
+    return (ot_training){.model = t->f->model,
+                         .B = c->B,
+                         .T = c->T,
+                         .M = 1,
+                         .dtype = c->dtype,
+                         .grad_dtype = c->dtype,
+                         .source = source,
+                         .overlap = 1,
+                         .budget = {UINT64_C(1) << 28, UINT64_C(1) << 28, 0},
+                         .device = "cpu",
+                         .threads = 2};
+}
+
+static ot_trainer *open_trainer(const ot_training *training)
+{
+    ot_trainer *trainer;
+    if (ot_trainer_open(training, &trainer) != OT_OK)
+        fail_msg("%s", ot_error_text());
+    return trainer;
+}
+
+/* Micro-batches from number `first` of the file on. Returns the trained tokens. */
+static uint64_t fill_data(const trial *t, ot_trainer *trainer, size_t first, size_t count)
+{
+    size_t N = t->f->compute.B * t->f->compute.T;
+    uint64_t trained = 0;
+    for (size_t m = 0; m < count; m++) {
+        const int32_t *const parts[] = {golden_integers(t->g, "tokens") + (first + m) * N,
+                                        golden_integers(t->g, "targets") + (first + m) * N,
+                                        golden_integers(t->g, "positions"),
+                                        golden_integers(t->g, "doc_start")};
+        for (size_t i = 0; i < 4; i++)
+            memcpy(ot_trainer_data(trainer) + (4 * m + i) * N, parts[i], N * sizeof(int32_t));
+        for (size_t i = 0; i < N; i++)
+            trained += parts[1][i] >= 0;
+    }
+    return trained;
+}
+
 /* A row at a time, the logits of all rows of the first micro-batch. */
 static void check_logits(const trial *t, int inference, ot_tier weights)
 {
     const ot_compute *c = &t->f->compute;
     const ot_source source = {fill_initial, (void *)(uintptr_t)t};
     size_t N = c->B * c->T, V = t->f->model->config.V;
-    ot_training training = {.model = t->f->model,
-                            .B = c->B,
-                            .T = c->T,
-                            .M = 1,
-                            .dtype = c->dtype,
-                            .grad_dtype = c->dtype,
-                            .source = &source,
-                            .inference = inference,
-                            .weights = {.tier = weights, .share = 1},
-                            .overlap = 1,
-                            .budget = {UINT64_C(1) << 28, UINT64_C(1) << 28, 0},
-                            .device = "cpu",
-                            .threads = 2};
-    ot_trainer *trainer;
-    if (ot_trainer_open(&training, &trainer) != OT_OK)
-        fail_msg("%s", ot_error_text());
-    const char *const parts[] = {"tokens", "targets", "positions", "doc_start"};
-    for (size_t i = 0; i < 4; i++)
-        memcpy(ot_trainer_data(trainer) + i * N, golden_integers(t->g, parts[i]), N * sizeof(int32_t));
+    ot_training training = training_of(t, &source);
+    training.inference = inference;
+    training.weights = (ot_placement){.tier = weights, .share = 1};
+    ot_trainer *trainer = open_trainer(&training);
+    fill_data(t, trainer, 0, 1);
     float *logits = calloc(N * V, sizeof *logits);
     assert_non_null(logits);
     for (size_t row = N; row-- > 0;)
@@ -398,12 +427,77 @@ static void test_five_steps_in_fp32(void **state)
         train(names[i]);
 }
 
+/* ---- Training with Adafactor, by the trainer ---- */
+
+static ot_status take_masters(void *context, const ot_chunk_values *chunk)
+{
+    const trial *t = context;
+    memcpy(t->masters[chunk->layer] + chunk->first, chunk->master, chunk->count * sizeof(float));
+    return OT_OK;
+}
+
+/* The gradient of GPT-2's biases of keys is 0: they change no difference of two scores. What is left of it is rounding, which
+ * a second moment of its own size makes steps of. */
+static int is_noise(const ot_tensor *tensor)
+{
+    const char *end = "attn.c_attn.bias";
+    size_t length = strlen(tensor->name), tail = strlen(end);
+    return length >= tail && strcmp(tensor->name + length - tail, end) == 0;
+}
+
+static void train_with_adafactor(const char *name)
+{
+    trial t = open_trial(name, OT_FP32);
+    trial after = t;
+    after.g = golden_open("adafactor");
+    /* A vector's elements have a second moment each: small gradients step as far as large ones, and so does their rounding. */
+    after.tolerance = 10 * t.tolerance;
+    const ot_source source = {fill_initial, &t};
+    const ot_sink sink = {take_masters, &t};
+    ot_training training = training_of(&t, &source);
+    training.M = size_of(t.g, "micro");
+    training.optimizer = OT_OPTIMIZER_ADAFACTOR;
+    training.weight_decay = (float)golden_number(t.g, "weight_decay");
+    training.max_grad_norm = golden_number(t.g, "clip");
+    ot_trainer *trainer = open_trainer(&training);
+    char kind[64];
+    for (size_t step = 0; step < size_of(t.g, "steps"); step++) {
+        uint64_t trained = fill_data(&t, trainer, step * training.M, training.M);
+        ot_step_result result;
+        assert_int_equal(ot_trainer_step(trainer, golden_number(t.g, "lr"), trained, &result), OT_OK);
+        snprintf(kind, sizeof kind, "%s.losses", name);
+        expect_number(&after, "loss", result.loss, golden_doubles(after.g, kind)[step]);
+        snprintf(kind, sizeof kind, "%s.norms", name);
+        expect_number(&after, "gradient norm", result.grad_norm, golden_doubles(after.g, kind)[step]);
+    }
+    assert_int_equal(ot_trainer_save(trainer, &sink), OT_OK);
+    snprintf(kind, sizeof kind, "%s.after", name);
+    for (size_t l = 0; l < t.f->model->layer_count; l++)
+        for (size_t k = 0; k < t.f->model->layers[l].tensor_count; k++) {
+            const ot_tensor *tensor = &t.f->model->layers[l].tensors[k];
+            if (!is_noise(tensor))
+                expect_tensor(&after, golden_tensor(kind, tensor), t.masters[l] + tensor->offset,
+                              tensor->rows * tensor->cols, tensor, after.tolerance);
+        }
+    ot_trainer_close(trainer);
+    golden_close(after.g);
+    close_trial(&t);
+}
+
+static void test_five_steps_of_adafactor(void **state)
+{
+    (void)state;
+    train_with_adafactor("llama2");
+    train_with_adafactor("qwen2");
+    train_with_adafactor("gpt2");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_first_step_in_fp32), cmocka_unit_test(test_first_step_in_bf16),
         cmocka_unit_test(test_first_step_in_fp16), cmocka_unit_test(test_logits_by_the_trainer),
-        cmocka_unit_test(test_five_steps_in_fp32),
+        cmocka_unit_test(test_five_steps_in_fp32), cmocka_unit_test(test_five_steps_of_adafactor),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

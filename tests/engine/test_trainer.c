@@ -200,19 +200,21 @@ static void placement_changes_nothing(void **state)
     ot_model_close(model);
 }
 
-/* A tied head, 8-bit moments, FP16 with a loss scale, the update inside backward, and what backward computes again, each
- * over all placements. */
+/* A tied head, 8-bit moments, FP16 with a loss scale, the update inside backward, what backward computes again, and Adafactor,
+ * each over all placements. */
 static void placement_changes_nothing_elsewhere(void **state)
 {
     (void)state;
-    for (int which = 0; which < 6; which++) {
+    for (int which = 0; which < 8; which++) {
         ot_model_config config = config_of(1);
         config.qk_norm = which == 4;
+        config.C = which >= 6 ? 72 : config.C; /* chunks end within rows */
         ot_model *model;
         assert_int_equal(ot_model_open(&config, &model), OT_OK);
         ot_training base = training_for(model), t;
         base.state_dtype = which == 1 ? OT_INT8 : OT_FP32;
-        base.dtype = base.grad_dtype = which == 2 ? OT_FP16 : which == 3 ? OT_FP32 : OT_BF16;
+        base.dtype = base.grad_dtype = which == 2 || which == 7 ? OT_FP16 : which == 3 ? OT_FP32 : OT_BF16;
+        base.optimizer = which >= 6 ? OT_OPTIMIZER_ADAFACTOR : base.optimizer;
         base.max_grad_norm = which == 3 ? 0 : 1;
         outcome reference, other;
         run(&base, 1e-2, &reference);
@@ -220,7 +222,7 @@ static void placement_changes_nothing_elsewhere(void **state)
             t = base;
             place(&t, placement);
             vary(&t, (placement + which) % VARIANTS);
-            if (which >= 4)
+            if (which == 4 || which == 5)
                 t.recompute = placement % 2 ? OT_RECOMPUTE_NONE : OT_RECOMPUTE_SELECTIVE;
             run(&t, 1e-2, &other);
             if (other.hash != reference.hash)

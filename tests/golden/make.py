@@ -192,7 +192,7 @@ def lion(p, m, g):
     return p, BETA2 * m + (1 - BETA2) * g
 
 
-def adafactor(p, r, c, g, k):
+def adafactor(p, r, c, g, k, lr=LR, decay=DECAY):
     """Shazeer & Stern 2018, algorithm 4 for a matrix, 5 for a vector."""
     beta2 = fp32(1 - k ** -0.8)
     square = g * g + 1e-30
@@ -204,7 +204,7 @@ def adafactor(p, r, c, g, k):
         c = beta2 * c + (1 - beta2) * square.mean(0)
         u = g / (r[:, None] * c[None, :] / r.mean()).sqrt()
     u = u / max(1.0, u.pow(2).mean().sqrt().item())
-    return p - LR * DECAY * p - LR * u, r, c
+    return p - lr * decay * p - lr * u, r, c
 
 
 def optimizers(put):
@@ -328,7 +328,34 @@ def initial(name, shape):
     return randn(*shape, scale=0.1, shift=0.0 if name.endswith("bias") else 1.0)
 
 
-def model(name, c):
+def adamw(parameters):
+    decayed, others = ([p for p in parameters if (p.dim() > 1) == matrices] for matrices in (True, False))
+    return torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}], HYPER["lr"],
+                             (HYPER["beta1"], HYPER["beta2"]), HYPER["eps_adam"], HYPER["weight_decay"])
+
+
+class Adafactor:
+    """Each parameter factored by itself; no decay on vectors."""
+
+    def __init__(self, parameters):
+        self.parameters, self.steps = parameters, 0
+        self.moments = [(torch.zeros(p.numel() // p.shape[-1]), torch.zeros(p.shape[-1])) for p in parameters]
+
+    def zero_grad(self):
+        for p in self.parameters:
+            p.grad = None
+
+    def step(self):
+        self.steps += 1
+        for i, p in enumerate(self.parameters):
+            decay = HYPER["weight_decay"] if p.dim() > 1 else 0.0
+            matrix, grad = (x.detach().reshape(-1, p.shape[-1]) for x in (p, p.grad))
+            result, *self.moments[i] = adafactor(matrix, *self.moments[i], grad, self.steps, HYPER["lr"], decay)
+            p.data.copy_(result.reshape(p.shape))
+
+
+def model(name, c, make_optimizer=adamw):
+    """Five steps from the seed's model on the seed's data. Returns what save takes."""
     torch.manual_seed(2)
     shapes, forward = (gpt2_parameters(c), gpt2) if c["family"] == "gpt2" else (llama_parameters(c), llama)
     p = {key: initial(key, shape) for key, shape in shapes.items()}
@@ -340,10 +367,7 @@ def model(name, c):
     if c["documents"]:
         doc_start = torch.stack([torch.tensor([0] * 9 + [9] * 15), torch.tensor([0] * 5 + [5] * 12 + [17] * 7)])
     positions = torch.arange(T)[None] - doc_start
-    decayed = [value for value in p.values() if value.dim() > 1]
-    others = [value for value in p.values() if value.dim() == 1]
-    optimizer = torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}], HYPER["lr"],
-                                  (HYPER["beta1"], HYPER["beta2"]), HYPER["eps_adam"], HYPER["weight_decay"])
+    optimizer = make_optimizer(list(p.values()))
     losses, norms, limit = [], [], 0.0
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -369,10 +393,15 @@ def model(name, c):
     out.update(tokens=tokens, targets=targets, doc_start=doc_start, positions=positions, losses=losses, norms=norms)
     sizes = {"steps": STEPS, "micro": MICRO, "B": B, "T": T, "V": V, "C": C, "NH": NH, "L": L, "stride": STRIDE, "clip": limit,
              "NKV": NH if c["family"] == "gpt2" else NKV}
-    save(name + ".safetensors", out, {**sizes, **HYPER, **c})
+    return out, {**sizes, **HYPER, **c}
 
 
 if __name__ == "__main__":
     operations()
     for name, config in MODELS.items():
-        model(name, config)
+        save(name + ".safetensors", *model(name, config))
+    trained = {}
+    for name in ("llama2", "qwen2", "gpt2"):
+        out, _ = model(name, MODELS[name], Adafactor)
+        trained.update({f"{name}.{key}": value for key, value in out.items() if key.startswith(("after.", "losses", "norms"))})
+    save("adafactor.safetensors", trained, {"stride": STRIDE})

@@ -174,7 +174,8 @@ static void an_outline_predicts_its_plan(void **state)
 static int same_work(const ot_operation *a, const ot_operation *b)
 {
     return a->kind == b->kind && a->stage == b->stage && a->layer == b->layer && a->chunk == b->chunk &&
-           a->micro_batch == b->micro_batch && a->bytes == b->bytes && a->deferred == b->deferred;
+           a->micro_batch == b->micro_batch && a->bytes == b->bytes && a->deferred == b->deferred &&
+           a->pass == b->pass;
 }
 
 /* With the same choices the serial reference does the same, one after the other. */
@@ -228,6 +229,7 @@ static void traffic_adds_up(void **state)
         ot_placement nvme = {.tier = OT_TIER_NVME, .share = 1};
         r->weights = r->states = r->grads = r->acts = nvme;
         r->update_in_backward = 0;
+        r->measured = seed % 2 == 1;
         r->prefetch_depth = 1;
         assert_int_equal(ot_plan_make(r, &plan), OT_OK);
         const ot_list *steady = &plan->lists[OT_LIST_STEADY];
@@ -253,10 +255,11 @@ static void traffic_adds_up(void **state)
         assert_int_equal(steady->lane_bytes[OT_LANE_H2D], r->data_bytes + weights + again + acts);
         assert_int_equal(steady->lane_bytes[OT_LANE_D2H], grads + sums + acts);
         assert_int_equal(steady->lane_bytes[OT_LANE_NVME_WRITE], weights + states + grads + acts);
+        uint64_t passes = r->measured ? 3 : 1; /* over the gradients */
         assert_int_equal(steady->lane_bytes[OT_LANE_NVME_READ],
-                         (weight_read ? weights : 0) + states + grads + again + acts);
+                         (weight_read ? weights : 0) + states + passes * grads + again + acts);
         assert_int_equal(steady->lane_bytes[OT_LANE_CPU],
-                         (weight_read ? 2 : 1) * weights + 2 * states + grads);
+                         (weight_read ? 2 : 1) * weights + 2 * states + passes * grads);
         double flops = 0;
         for (size_t s = 0; s < S; s++)
             flops += (s + 1 < S ? r->stages[s].forward_flops : 0) + r->stages[s].backward_flops;
@@ -493,7 +496,7 @@ static void contradictions_are_refused(void **state)
     (void)state;
     static model m;
     ot_plan *plan;
-    for (int wrong = 0; wrong < 14; wrong++) {
+    for (int wrong = 0; wrong < 16; wrong++) {
         model_7b(&m, 4096);
         ot_plan_request *r = &m.request;
         ot_placement device = {.tier = OT_TIER_DEVICE, .share = 1},
@@ -537,6 +540,11 @@ static void contradictions_are_refused(void **state)
             break;
         case 12:
             r->inference = r->update_in_backward = 1;
+            break;
+        case 13:
+            r->measured = r->update_in_backward = 1;
+            break;
+        case 14:
             r->micro_batches = 1 << 20;
             break;
         default:

@@ -77,6 +77,9 @@ static touched touched_by(const ot_operation *operation)
         for (int i = 0; i < 4; i++)
             writes(&t, operation, i);
         break;
+    case OT_OP_MEASURE:
+        reads(&t, operation, 4);
+        break;
     default:
         for (int i = 0; i < 4; i++)
             reads(&t, operation, i);
@@ -286,6 +289,7 @@ static ot_lane lane_of(ot_operation_kind kind)
         [OT_OP_HEAD] = OT_LANE_COMPUTE,   [OT_OP_BACKWARD] = OT_LANE_COMPUTE,
         [OT_OP_REDUCE] = OT_LANE_COMPUTE, [OT_OP_UPDATE] = OT_LANE_CPU,
         [OT_OP_LOAD] = OT_LANE_CPU,       [OT_OP_SAVE] = OT_LANE_CPU,
+        [OT_OP_MEASURE] = OT_LANE_CPU,
     };
     return lanes[kind];
 }

@@ -95,6 +95,7 @@ void model_random(model *m, uint64_t seed)
     r->rates.nvme_half_duplex = (int)draw(&seed, 2);
     for (int lane = 0; lane < OT_LANES; lane++)
         r->rates.lane[lane] = (double)(1 + draw(&seed, 20)) * (lane == OT_LANE_COMPUTE ? 1e13 : 1e9);
+    r->measured = !r->update_in_backward && draw(&seed, 4) == 0;
     r->kept_bytes = draw(&seed, 3) ? 0 : 1 + draw(&seed, 50000);
 }
 

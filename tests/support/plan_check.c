@@ -84,7 +84,8 @@ static size_t touches(const ot_plan *plan, const ot_operation *o, touched out[])
                                                    [OT_OP_DATA] = ".w",       [OT_OP_FORWARD] = "rrrwrw..w",
                                                    [OT_OP_HEAD] = "rrrwrwww", [OT_OP_BACKWARD] = "rrrwrwwww",
                                                    [OT_OP_REDUCE] = "rww",    [OT_OP_UPDATE] = "wwwwr",
-                                                   [OT_OP_LOAD] = "wwww",     [OT_OP_SAVE] = "rrrr"};
+                                                   [OT_OP_MEASURE] = "....r", [OT_OP_LOAD] = "wwww",
+                                                   [OT_OP_SAVE] = "rrrr"};
     size_t count = 0;
     const char *mode = modes[o->kind];
     for (size_t i = 0; i < OT_OPERATION_PLACES; i++) {

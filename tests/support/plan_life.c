@@ -48,6 +48,10 @@ typedef struct world {
     int32_t handed_last;
     size_t heads; /* in this list */
     int *reduced; /* [layer] in this list */
+    /* Passes over gradients: of the layer at hand, so many chunks in the pass, which are in order. */
+    int32_t measured_layer;
+    int measured_pass;
+    uint32_t measured_chunks;
 } world;
 
 /* ---- contents ---- */
@@ -246,8 +250,48 @@ static int is_read(const world *w, int plane)
            w->request->master_format == OT_MASTER_SPLIT;
 }
 
+static uint32_t chunks_of(const world *w, int32_t layer)
+{
+    return w->plan->layer_chunks[layer + 1] - w->plan->layer_chunks[layer];
+}
+
+/* Pass 0 over all chunks of a layer, pass 1, and then its updates, with nothing of another layer between. */
+static void do_measure(world *w, const ot_operation *o)
+{
+    uint32_t index = (uint32_t)o->chunk - w->plan->layer_chunks[o->layer];
+    expect(get(w, o->places[4], 0, bytes_of(w, o->chunk, OT_PLANE_GRAD)), PLANE_OF_CHUNK, o->chunk,
+           OT_PLANE_GRAD, w->version[o->chunk] + 1);
+    assert_true(w->request->measured && o->deferred);
+    assert_int_equal(o->bytes, bytes_of(w, o->chunk, OT_PLANE_GRAD));
+    if (index == 0 && o->pass > 0) {
+        assert_int_equal(w->measured_layer, o->layer);
+        assert_int_equal(w->measured_chunks, chunks_of(w, o->layer));
+    }
+    if (index == 0) {
+        assert_true(w->measured_layer < 0 || o->pass > 0);
+        w->measured_layer = o->layer;
+        w->measured_pass = o->pass;
+        w->measured_chunks = 0;
+    }
+    assert_true(w->measured_layer == o->layer && w->measured_pass == o->pass);
+    assert_int_equal(w->measured_chunks++, index);
+}
+
+/* The whole layer has been measured; its last update ends that. */
+static void expect_measured(world *w, const ot_operation *o)
+{
+    if (!w->request->measured)
+        return;
+    assert_int_equal(w->measured_layer, o->layer);
+    assert_int_equal(w->measured_pass, 1);
+    assert_int_equal(w->measured_chunks, chunks_of(w, o->layer));
+    if ((uint32_t)o->chunk + 1 == w->plan->layer_chunks[o->layer + 1])
+        w->measured_layer = -1;
+}
+
 static void do_update(world *w, const ot_operation *o)
 {
+    expect_measured(w, o);
     uint64_t *version = &w->version[o->chunk], touched = bytes_of(w, o->chunk, OT_PLANE_GRAD);
     tag grad = get(w, o->places[4], 0, bytes_of(w, o->chunk, OT_PLANE_GRAD));
     expect(grad, PLANE_OF_CHUNK, o->chunk, OT_PLANE_GRAD, *version + 1);
@@ -311,6 +355,9 @@ static void execute(world *w, const ot_operation *o)
         break;
     case OT_OP_UPDATE:
         do_update(w, o);
+        break;
+    case OT_OP_MEASURE:
+        do_measure(w, o);
         break;
     case OT_OP_LOAD:
     case OT_OP_SAVE:
@@ -419,7 +466,7 @@ void check_life(const ot_plan_request *request, const ot_plan *plan, uint64_t se
                                              OT_LIST_EVAL};
     const ot_list_kind *lists = request->inference ? inference : training;
     size_t count = (request->inference ? sizeof inference : sizeof training) / sizeof *lists;
-    world w = {.request = request, .plan = plan};
+    world w = {.request = request, .plan = plan, .measured_layer = -1};
     w.places = calloc(plan->place_count + 1, sizeof *w.places);
     w.version = calloc(plan->chunk_count, sizeof *w.version);
     w.handed = calloc(plan->chunk_count, sizeof *w.handed);
