@@ -58,6 +58,7 @@ static void adam(void **state)
         double rate = median(object, "gbs");
         assert_true(fabs(number(object, "gparameters_s") * cases[i].bytes / rate - 1) < 1e-3);
         assert_true(median(object, "probe_gbs") > 0 && median(object, "share") > 0);
+        assert_null(json_object_get(object, "beside_drive"));
         json_decref(object);
     }
 }
@@ -71,6 +72,16 @@ static void copy(void **state)
     assert_true(number(object, "threads") == 2 && number(object, "size") == 1 << 20);
     for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++)
         assert_true(median(object, patterns[i]) > 0);
+    json_decref(object);
+}
+
+/* Beside a drive that moves something all the time. */
+static void adam_beside_a_drive(void **state)
+{
+    (void)state;
+    json_t *object = run_json("adam --parameters 64K --rounds 2 --nvme .");
+    const json_t *beside = json_object_get(object, "beside_drive");
+    assert_true(median(beside, "gbs") > 0 && median(beside, "drive_gbs") > 0 && median(beside, "kept") > 0);
     json_decref(object);
 }
 
@@ -119,6 +130,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(adam),
         cmocka_unit_test(copy),
+        cmocka_unit_test(adam_beside_a_drive),
         cmocka_unit_test(step),
         cmocka_unit_test(refused),
     };
