@@ -93,9 +93,14 @@ static void step(void **state)
     const json_t *resident = json_object_get(object, "resident"), *nvme = json_object_get(object, "nvme");
     assert_true(median(resident, "step_s") > 0 && median(resident, "kernels_s") > 0 &&
                 median(resident, "share") > 0);
-    assert_true(median(nvme, "step_s") >= median(nvme, "lane_s"));
-    assert_true(median(nvme, "ratio") >= 1);
-    assert_true(json_is_string(json_object_get(nvme, "largest_lane")));
+    for (int clipped = 0; clipped < 2; clipped++) {
+        assert_true(median(nvme, "step_s") >= median(nvme, "lane_s"));
+        assert_true(median(nvme, "parts_s") >= median(nvme, "lane_s") * 0.999);
+        assert_true(median(nvme, "ratio") >= 1 && median(nvme, "simulated_ratio") >= 0.999);
+        assert_true(json_is_string(json_object_get(nvme, "largest_lane")));
+        nvme = json_object_get(object, "nvme_clipped");
+    }
+    assert_true(median(nvme, "parts_ratio") > 0);
     json_decref(object);
 }
 
@@ -128,11 +133,8 @@ static void refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(adam),
-        cmocka_unit_test(copy),
-        cmocka_unit_test(adam_beside_a_drive),
-        cmocka_unit_test(step),
-        cmocka_unit_test(refused),
+        cmocka_unit_test(adam), cmocka_unit_test(copy),    cmocka_unit_test(adam_beside_a_drive),
+        cmocka_unit_test(step), cmocka_unit_test(refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
