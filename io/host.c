@@ -82,17 +82,11 @@ static void *map_aligned(uint64_t bytes)
     return base;
 }
 
-static void *map_explicit(uint64_t bytes, const char *name)
+static void *map_explicit(uint64_t bytes)
 {
     /* Of 2 MiB, whatever the default is: of a 1 GiB page no part can be given back. */
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | 21 << MAP_HUGE_SHIFT;
-    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
-    if (base == MAP_FAILED)
-        ot_log(
-            OT_LOG_WARNING,
-            "arena %s: no explicit huge pages (%s): using transparent ones; reserve them in vm.nr_hugepages",
-            name, strerror(errno));
-    return base;
+    return mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
 }
 
 /* Touches every page. Kernels before 5.14 do not know MADV_POPULATE_WRITE; a byte a page does the same there.
@@ -108,6 +102,35 @@ static int populate(unsigned char *base, uint64_t bytes)
     for (uint64_t at = 0; at < bytes; at += OT_PAGE_BYTES)
         ((volatile unsigned char *)base)[at] = 0;
     return 0;
+}
+
+static void *populated(void *base, uint64_t bytes)
+{
+    if (base == MAP_FAILED || populate(base, bytes) == 0)
+        return base;
+    int code = errno;
+    munmap(base, bytes);
+    errno = code;
+    return MAP_FAILED;
+}
+
+/* A control group may refuse explicit pages that the pool has, which shows only when they are touched. */
+static void *map_populated(uint64_t bytes, const char *name, ot_arena_pages pages)
+{
+    if (pages == OT_PAGES_EXPLICIT || pages == OT_PAGES_BEST) {
+        void *base = populated(map_explicit(bytes), bytes);
+        if (base != MAP_FAILED)
+            return base;
+        if (pages == OT_PAGES_EXPLICIT)
+            ot_log(
+                OT_LOG_WARNING,
+                "arena %s: no explicit huge pages (%s): using transparent ones; reserve them in vm.nr_hugepages",
+                name, strerror(errno));
+    }
+    void *base = map_aligned(bytes);
+    if (base != MAP_FAILED)
+        madvise(base, bytes, pages == OT_PAGES_SMALL ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
+    return populated(base, bytes);
 }
 
 static ot_status over_budget(const ot_host *host, const char *name, uint64_t bytes)
@@ -138,17 +161,10 @@ ot_status ot_arena_open(ot_host *host, const char *name, uint64_t bytes, ot_aren
     ot_arena *arena = calloc(1, sizeof *arena);
     if (arena == NULL)
         return ot_fail(OT_ERR_INTERNAL, "out of memory for arena %s", name);
-    void *base = pages == OT_PAGES_EXPLICIT ? map_explicit(bytes, name) : MAP_FAILED;
+    void *base = map_populated(bytes, name, pages);
     if (base == MAP_FAILED) {
-        base = map_aligned(bytes);
-        if (base != MAP_FAILED)
-            madvise(base, bytes, pages == OT_PAGES_SMALL ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
-    }
-    if (base == MAP_FAILED || populate(base, bytes) != 0) {
         char size[OT_SIZE_TEXT_BYTES];
         int code = errno;
-        if (base != MAP_FAILED)
-            munmap(base, bytes);
         free(arena);
         return ot_fail(
             OT_ERR_IO,

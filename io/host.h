@@ -36,6 +36,7 @@ typedef enum ot_arena_pages {
     OT_PAGES_TRANSPARENT, /* advise huge pages; the kernel gives them where it can */
     OT_PAGES_EXPLICIT, /* MAP_HUGETLB from the reserved pool; falls back to transparent ones with one log line
                         */
+    OT_PAGES_BEST,     /* explicit ones where the pool has them, else transparent ones, without a word */
     OT_PAGES_SMALL,    /* 4 KiB pages */
 } ot_arena_pages;
 

@@ -108,7 +108,7 @@ static ot_status open_arenas(ot_mover *mover)
     const uint64_t *bytes = mover->plan->arena_bytes;
     void *device_base;
     if (bytes[OT_TIER_HOST] > 0) {
-        OT_TRY(ot_arena_open(mover->options.host, "places", bytes[OT_TIER_HOST], OT_PAGES_TRANSPARENT,
+        OT_TRY(ot_arena_open(mover->options.host, "places", bytes[OT_TIER_HOST], OT_PAGES_BEST,
                              &mover->host_arena));
         mover->base[OT_TIER_HOST] = ot_arena_base(mover->host_arena);
     }

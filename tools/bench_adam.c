@@ -14,6 +14,7 @@
 #include "io/stop.h"
 #include "kernels/kernels.h"
 #include "tools/bench.h"
+#include "tools/busy.h"
 #include "tools/option.h"
 #include "tools/probe.h"
 #include "tools/sample.h"
@@ -24,6 +25,7 @@ typedef struct adam_flags {
     uint64_t parameters;
     int64_t threads, rounds;
     const char *optimizer, *grad, *master, *weight, *moments, *isa;
+    ot_option_list directories;
     int json;
 } adam_flags;
 
@@ -43,6 +45,8 @@ static const ot_option adam_options[] = {
      NULL},
     {"isa", OT_OPTION_TEXT, FIELD(isa), "NAME", "auto", "auto|baseline|avx2|avx512", "the instruction set",
      NULL},
+    {"nvme", OT_OPTION_LIST, FIELD(directories), "DIR…", NULL, NULL,
+     "directories on drives, to measure beside them at work as well", NULL},
     {"json", OT_OPTION_FLAG, FIELD(json), NULL, NULL, NULL, "print JSON", NULL},
 };
 static const ot_option_table adam_table = {
@@ -63,6 +67,8 @@ typedef struct bench {
     size_t stream_count;
     uint64_t bytes; /* moved by one pass */
     ot_sample rate, probe_rate, share;
+    ot_busy *busy;                         /* NULL: no drive is asked for */
+    ot_sample busy_rate, kept, drive_rate; /* beside the drive; its share of the rate; the drive's rate */
 } bench;
 
 /* ---- set-up ---- */
@@ -201,6 +207,30 @@ static void clear(bench *b)
         memset(b->streams[i].base, 0, b->update.n * b->streams[i].width);
 }
 
+/* Alone and beside the drive in turns, each for long enough that the drive's bursts even out. */
+static ot_status measure_beside_drive(bench *b)
+{
+    enum { UPDATES = 4 };
+    double drive_rate, sum[2] = {0, 0}, rate;
+    clear(b);
+    for (int turn = 0; turn < 4; turn++) {
+        int busy = turn == 1 || turn == 2;
+        if (turn == 1)
+            OT_TRY(ot_busy_work(b->busy));
+        if (turn == 3) {
+            OT_TRY(ot_busy_rest(b->busy, &drive_rate));
+            ot_sample_add(&b->drive_rate, drive_rate / 1e9);
+        }
+        for (int i = 0; i < UPDATES; i++) {
+            OT_TRY(run_update(b, &rate));
+            sum[busy] += 1 / rate;
+        }
+    }
+    ot_sample_add(&b->busy_rate, 2 * UPDATES / sum[1]);
+    ot_sample_add(&b->kept, sum[0] / sum[1]);
+    return OT_OK;
+}
+
 static ot_status measure(bench *b, const adam_flags *flags)
 {
     double rate;
@@ -214,6 +244,8 @@ static ot_status measure(bench *b, const adam_flags *flags)
         double probe_rate = run_probe(b);
         ot_sample_add(&b->probe_rate, probe_rate);
         ot_sample_add(&b->share, rate / probe_rate);
+        if (b->busy != NULL)
+            OT_TRY(measure_beside_drive(b));
     }
     return OT_OK;
 }
@@ -232,6 +264,11 @@ static void print_text(const bench *b, const adam_flags *flags)
            ot_sample_median(&b->rate) / width);
     printf("probe   %s GB/s, the same streams without arithmetic\n", ot_sample_text(&b->probe_rate, text));
     printf("share   %s\n", ot_sample_text(&b->share, text));
+    if (b->busy == NULL)
+        return;
+    printf("beside  %s GB/s, with the drive moving", ot_sample_text(&b->busy_rate, text));
+    printf(" %s GB/s\n", ot_sample_text(&b->drive_rate, text));
+    printf("kept    %s of the rate\n", ot_sample_text(&b->kept, text));
 }
 
 static ot_status print_json(const bench *b, const adam_flags *flags)
@@ -244,6 +281,10 @@ static ot_status print_json(const bench *b, const adam_flags *flags)
                   (json_int_t)b->update.n, "bytes_per_parameter", width, "gparameters_s",
                   ot_sample_median(&b->rate) / width, "gbs", ot_sample_json(&b->rate), "probe_gbs",
                   ot_sample_json(&b->probe_rate), "share", ot_sample_json(&b->share));
+    if (root != NULL && b->busy != NULL)
+        json_object_set_new(root, "beside_drive",
+                            json_pack("{s:o, s:o, s:o}", "gbs", ot_sample_json(&b->busy_rate), "drive_gbs",
+                                      ot_sample_json(&b->drive_rate), "kept", ot_sample_json(&b->kept)));
     int failed = root == NULL || json_dumpf(root, stdout, JSON_COMPACT | JSON_REAL_PRECISION(6)) != 0;
     json_decref(root);
     if (failed)
@@ -270,6 +311,8 @@ static ot_status check_flags(const adam_flags *flags)
 static ot_status run(bench *b, const adam_flags *flags)
 {
     OT_TRY(set_up(b, flags));
+    if (flags->directories.count > 0)
+        OT_TRY(ot_busy_open(flags->directories.items, flags->directories.count, &b->busy));
     OT_TRY(measure(b, flags));
     if (flags->json)
         return print_json(b, flags);
@@ -292,6 +335,7 @@ ot_status ot_bench_adam(int argc, char **argv)
         return ot_fail(OT_ERR_INTERNAL, "out of memory for the benchmark");
     ot_stop_install();
     ot_status status = run(b, &flags);
+    ot_busy_close(b->busy);
     ot_team_close(b->team);
     ot_device_close(b->device);
     free(b);

@@ -48,7 +48,8 @@ static void rounding(void **state)
 
 static void arenas_are_aligned_zeroed_and_resident(void **state)
 {
-    static const ot_arena_pages pages[] = {OT_PAGES_TRANSPARENT, OT_PAGES_SMALL, OT_PAGES_EXPLICIT};
+    static const ot_arena_pages pages[] = {OT_PAGES_TRANSPARENT, OT_PAGES_SMALL, OT_PAGES_EXPLICIT,
+                                           OT_PAGES_BEST};
     for (size_t i = 0; i < sizeof pages / sizeof *pages; i++) {
         uint64_t before = resident_bytes();
         ot_arena *arena;
@@ -254,8 +255,11 @@ static void missing_reserved_pages_are_logged(void **state)
         skip();
     fclose(file);
     ot_log_open(OT_LOG_INFO, keep_line);
+    ot_status best = ot_arena_open(*state, "slots", 2 * MIB, OT_PAGES_BEST, &arena);
+    assert_string_equal(logged, "");
     ot_status status = ot_arena_open(*state, "slots", 2 * MIB, OT_PAGES_EXPLICIT, &arena);
     ot_log_open(OT_LOG_INFO, NULL);
+    assert_int_equal(best, OT_OK);
     assert_int_equal(status, OT_OK);
     assert_non_null(strstr(logged, "slots"));
     assert_non_null(strstr(logged, "vm.nr_hugepages"));

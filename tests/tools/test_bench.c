@@ -58,6 +58,7 @@ static void adam(void **state)
         double rate = median(object, "gbs");
         assert_true(fabs(number(object, "gparameters_s") * cases[i].bytes / rate - 1) < 1e-3);
         assert_true(median(object, "probe_gbs") > 0 && median(object, "share") > 0);
+        assert_null(json_object_get(object, "beside_drive"));
         json_decref(object);
     }
 }
@@ -74,6 +75,16 @@ static void copy(void **state)
     json_decref(object);
 }
 
+/* Beside a drive that moves something all the time. */
+static void adam_beside_a_drive(void **state)
+{
+    (void)state;
+    json_t *object = run_json("adam --parameters 64K --rounds 2 --nvme .");
+    const json_t *beside = json_object_get(object, "beside_drive");
+    assert_true(median(beside, "gbs") > 0 && median(beside, "drive_gbs") > 0 && median(beside, "kept") > 0);
+    json_decref(object);
+}
+
 /* The kernels alone, and with a drive the largest lane: each is a part of its step. */
 static void step(void **state)
 {
@@ -82,9 +93,14 @@ static void step(void **state)
     const json_t *resident = json_object_get(object, "resident"), *nvme = json_object_get(object, "nvme");
     assert_true(median(resident, "step_s") > 0 && median(resident, "kernels_s") > 0 &&
                 median(resident, "share") > 0);
-    assert_true(median(nvme, "step_s") >= median(nvme, "lane_s"));
-    assert_true(median(nvme, "ratio") >= 1);
-    assert_true(json_is_string(json_object_get(nvme, "largest_lane")));
+    for (int clipped = 0; clipped < 2; clipped++) {
+        assert_true(median(nvme, "step_s") >= median(nvme, "lane_s"));
+        assert_true(median(nvme, "parts_s") >= median(nvme, "lane_s") * 0.999);
+        assert_true(median(nvme, "ratio") >= 1 && median(nvme, "simulated_ratio") >= 0.999);
+        assert_true(json_is_string(json_object_get(nvme, "largest_lane")));
+        nvme = json_object_get(object, "nvme_clipped");
+    }
+    assert_true(median(nvme, "parts_ratio") > 0);
     json_decref(object);
 }
 
@@ -117,10 +133,8 @@ static void refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(adam),
-        cmocka_unit_test(copy),
-        cmocka_unit_test(step),
-        cmocka_unit_test(refused),
+        cmocka_unit_test(adam), cmocka_unit_test(copy),    cmocka_unit_test(adam_beside_a_drive),
+        cmocka_unit_test(step), cmocka_unit_test(refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
