@@ -23,6 +23,8 @@ static const struct {
     const char *folder, *stem;
 } sets[SETS] = {{"", "model"}, {"state/", "master"}, {"state/", "moment1"}, {"state/", "moment2"}};
 
+#define FACTORS "factors"
+
 static size_t set_count(const ot_training *training)
 {
     return (size_t)MOMENTS1 + (size_t)ot_training_moments(training);
@@ -86,6 +88,61 @@ static ot_status open_writers(writing *w, const char *folder)
     return OT_OK;
 }
 
+/* ---- Adafactor's moments ---- */
+
+static ot_tensor_spec factors_spec(size_t count)
+{
+    return (ot_tensor_spec){.name = "factors", .dtype = OT_FILE_F32, .dimensions = 1, .shape = {count}};
+}
+
+/* FOLDER/state/factors.safetensors: one tensor, in the order of factored.h. */
+static ot_status write_factors(ot_trainer *trainer, const char *state_folder)
+{
+    size_t count;
+    const float *factors = ot_trainer_factors(trainer, &count);
+    const ot_tensor_spec spec = factors_spec(count);
+    const ot_tensor_writer_options options = {
+        .directory = state_folder, .stem = FACTORS, .tensors = &spec, .count = 1};
+    ot_tensor_writer *writer;
+    if (count == 0)
+        return OT_OK;
+    OT_TRY(ot_tensor_writer_open(&options, &writer));
+    ot_status status = ot_tensor_writer_append(writer, factors, count * sizeof *factors);
+    if (status == OT_OK)
+        status = ot_tensor_writer_finish(writer);
+    ot_tensor_writer_close(writer);
+    return status;
+}
+
+static ot_status read_factors(const char *state_folder, float *factors, size_t count)
+{
+    ot_tensor_set *set;
+    OT_TRY(ot_tensor_set_open(state_folder, FACTORS, &set));
+    const ot_file_tensor *tensor = ot_tensor_set_find(set, "factors");
+    uint64_t bytes = count * sizeof *factors;
+    ot_status status =
+        tensor != NULL && tensor->spec.dtype == OT_FILE_F32 && tensor->bytes == bytes
+            ? ot_tensor_set_read(set, tensor, 0, factors, bytes)
+            : ot_fail(OT_ERR_FORMAT, "%s/" FACTORS ".safetensors: expected the tensor factors, F32 of %zu",
+                      state_folder, count);
+    ot_tensor_set_close(set);
+    return status;
+}
+
+ot_status ot_checkpoint_restore(const char *path, const ot_run_state *state, ot_trainer *trainer)
+{
+    char state_folder[PATH_MAX + 16];
+    size_t count;
+    float *factors = ot_trainer_factors(trainer, &count);
+    ot_trainer_set_state(trainer, &state->trainer);
+    if (count == 0)
+        return OT_OK;
+    snprintf(state_folder, sizeof state_folder, "%s/state", path);
+    return read_factors(state_folder, factors, count);
+}
+
+/* ---- all of it ---- */
+
 static ot_status write_config(const ot_checkpoint_options *options, const char *folder)
 {
     char path[PATH_MAX + 16];
@@ -143,6 +200,7 @@ static ot_status write_all(writing *w, ot_trainer *trainer, ot_run_state *state,
     for (size_t i = 0; i < w->count; i++)
         OT_TRY(ot_model_writer_finish(w->writers[i]));
     state->trainer = ot_trainer_get_state(trainer);
+    OT_TRY(write_factors(trainer, state_folder));
     OT_TRY(write_config(w->options, folder));
     if (w->options->model_directory != NULL)
         OT_TRY(ot_companions_copy(w->options->model_directory, folder));

@@ -2,6 +2,7 @@
  *
  *     checkpoint-N/  config.json, model*.safetensors (weight dtype of the run), the tokenizer's files unchanged
  *                    state/master*.safetensors (FP32), state/moment1*, state/moment2* (state dtype, scales of 8-bit ones)
+ *                    with Adafactor state/factors.safetensors instead of moments
  *                    state/trainer.json, manifest.json
  *
  * It does not depend on where the planes lay, nor on the number of ranks. */
@@ -32,6 +33,9 @@ ot_status ot_checkpoint_save(const ot_checkpoint_options *options, ot_trainer *t
 typedef struct ot_checkpoint_source ot_checkpoint_source;
 ot_status ot_checkpoint_source_open(const char *path, const ot_training *training,
                                     ot_checkpoint_source **out) OT_MUST_CHECK;
+/* Fills what of the state is no plane of a chunk, after the trainer has been opened with the values. */
+ot_status ot_checkpoint_restore(const char *path, const ot_run_state *state,
+                                ot_trainer *trainer) OT_MUST_CHECK;
 const ot_source *ot_checkpoint_source_values(const ot_checkpoint_source *source);
 void ot_checkpoint_source_close(ot_checkpoint_source *source); /* NULL is allowed */
 

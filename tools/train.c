@@ -129,7 +129,7 @@ static ot_status open_run(ot_run *r, int argc, char **argv)
     OT_TRY(ot_trainer_open(&r->job.training, &r->trainer));
     r->session.state.nvme_bytes += (double)r->job.plan->lists[OT_LIST_LOAD].lane_bytes[OT_LANE_NVME_WRITE];
     if (*r->session.checkpoint != '\0')
-        ot_trainer_set_state(r->trainer, &r->session.state.trainer);
+        return ot_checkpoint_restore(r->session.checkpoint, &r->session.state, r->trainer);
     return OT_OK;
 }
 
