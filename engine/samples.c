@@ -276,8 +276,10 @@ ot_status ot_samples_open(const ot_samples_options *options, const char *folder,
     sweep(folder);
     if (access(path, F_OK) == 0) {
         if (ot_tokens_open(path, out) == OT_OK) {
-            if (ot_tokens_query(*out)->options_hash == hash)
+            if (ot_tokens_query(*out)->options_hash == hash) {
+                ot_log(OT_LOG_INFO, "tokens of before: %s", path);
                 return OT_OK;
+            }
             ot_tokens_close(*out);
         }
         ot_log(OT_LOG_WARNING, "%s is not whole and is made again", path);

@@ -61,8 +61,9 @@ static const char *hint(const ot_jsonl_line *line)
 ot_status ot_jsonl_parse(const char *file, const ot_jsonl_line *line, json_t **out)
 {
     json_error_t error;
-    json_t *value = json_loadb(line->text, line->bytes,
-                               JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY, &error);
+    /* Integers as reals: an identifier of 64 bits without sign is no reason to refuse a row. */
+    const size_t flags = JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY | JSON_DECODE_INT_AS_REAL;
+    json_t *value = json_loadb(line->text, line->bytes, flags, &error);
     if (value == NULL)
         return ot_fail(OT_ERR_DATA, "%s:%" PRIu64 ": column %d: %s%s", file, line->number, error.column,
                        ot_clean_utf8(error.text), hint(line));

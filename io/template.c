@@ -161,45 +161,63 @@ static int equal_ids(const ot_ids *a, size_t skip, const ot_ids *b)
            (b->count == 0 || memcmp(a->ids + skip, b->ids, b->count * sizeof *b->ids) == 0);
 }
 
-/* Finds the special tokens in the tokenizer, and how it treats what stands behind one: white space may be swallowed, and
- * SentencePiece's space at the beginning may be added there, too, or not. */
-static ot_status look_at_markers(ot_template *t)
+/* The ids of `before` and `text` together, special tokens read as such. */
+static ot_status encode_joined(const ot_template *t, const char *before, const char *text, ot_ids *out)
 {
-    ot_ids plain = {0}, behind = {0};
-    ot_status status = OT_OK;
-    OT_TRY_GOTO(ot_tokenizer_encode(t->tokenizer, "a", 1, 0, &plain), out);
+    char joined[256];
+    int length = snprintf(joined, sizeof joined, "%s%s", before, text);
+    out->count = 0;
+    if (length < 0 || (size_t)length >= sizeof joined)
+        return OT_OK;
+    return ot_tokenizer_encode(t->tokenizer, joined, (size_t)length, 1, out);
+}
+
+/* Finds the style's special tokens in the tokenizer. One that swallows white space takes the newline behind it. */
+static ot_status find_markers(ot_template *t, ot_ids *scratch)
+{
     for (const char *const *name = ot_style_markers(t->style); *name != NULL; name++) {
-        char probe[64];
         int32_t id = ot_tokenizer_find(t->tokenizer, *name);
         if (id < 0)
             continue;
+        OT_ASSERT(t->marker_count < OT_MARKERS_MAX);
         ot_marker *marker = &t->markers[t->marker_count++];
-        *marker = (ot_marker){.text = *name, .id = id};
-        int length = snprintf(probe, sizeof probe, "%s\n", *name);
-        behind.count = 0;
-        OT_TRY_GOTO(ot_tokenizer_encode(t->tokenizer, probe, (size_t)length, 1, &behind), out);
-        marker->strips = behind.count == 1 && behind.ids[0] == id;
+        OT_TRY(encode_joined(t, *name, "\n", scratch));
+        *marker = (ot_marker){*name, id, scratch->count == 1 && scratch->ids[0] == id};
     }
+    return OT_OK;
+}
+
+/* SentencePiece's space at the beginning of a text: behind a special token it is added, too, or not. Where not, text behind one is
+ * encoded with one in front. */
+static ot_status find_glue(ot_template *t, ot_ids *scratch)
+{
     size_t bytes;
-    if (t->bos_id >= 0 && t->bos)
-        OT_TRY_GOTO(ot_tokenizer_decode(t->tokenizer, &t->bos_id, 1, 1, &t->glue, &bytes), out);
+    ot_ids plain = {0};
+    if (t->bos)
+        OT_TRY(ot_tokenizer_decode(t->tokenizer, &t->bos_id, 1, 1, &t->glue, &bytes));
     else if (t->marker_count > 0 && (t->glue = strdup(t->markers[0].text)) == NULL)
-        OT_TRY_GOTO(ot_fail(OT_ERR_INTERNAL, "out of memory for a chat template"), out);
-    if (t->glue != NULL) {
-        char probe[128];
-        int length = snprintf(probe, sizeof probe, "%sa", t->glue);
-        behind.count = 0;
-        if ((size_t)length < sizeof probe)
-            OT_TRY_GOTO(ot_tokenizer_encode(t->tokenizer, probe, (size_t)length, 1, &behind), out);
-        int split = behind.count > 1 && ot_tokenizer_find(t->tokenizer, t->glue) == behind.ids[0];
-        if (!split || equal_ids(&behind, 1, &plain)) {
-            free(t->glue);
-            t->glue = NULL;
-        }
+        return ot_fail(OT_ERR_INTERNAL, "out of memory for a chat template");
+    if (t->glue == NULL)
+        return OT_OK;
+    ot_status status = ot_tokenizer_encode(t->tokenizer, "a", 1, 0, &plain);
+    if (status == OT_OK)
+        status = encode_joined(t, t->glue, "a", scratch);
+    int is_special = scratch->count > 1 && ot_tokenizer_find(t->tokenizer, t->glue) == scratch->ids[0];
+    if (!is_special || equal_ids(scratch, 1, &plain)) {
+        free(t->glue);
+        t->glue = NULL;
     }
-out:
     ot_ids_free(&plain);
-    ot_ids_free(&behind);
+    return status;
+}
+
+static ot_status look_at_tokenizer(ot_template *t)
+{
+    ot_ids scratch = {0};
+    ot_status status = find_markers(t, &scratch);
+    if (status == OT_OK)
+        status = find_glue(t, &scratch);
+    ot_ids_free(&scratch);
     return status;
 }
 
@@ -216,7 +234,7 @@ ot_status ot_template_open(const char *name, const char *otherwise, const ot_tok
     if (status == OT_OK)
         status = choose_variant(t, info.chat_template);
     if (status == OT_OK && !info.is_bytes)
-        status = look_at_markers(t);
+        status = look_at_tokenizer(t);
     if (status != OT_OK) {
         ot_template_close(t);
         return status;

@@ -65,8 +65,8 @@ struct ot_template {
 
     ot_marker markers[OT_MARKERS_MAX];
     size_t marker_count;
-    char *
-        glue; /* a special token's text behind which text is encoded unlike at a beginning; NULL: it is alike */
+    char
+        *glue; /* a special token's text, where text behind one is encoded unlike at a beginning; else NULL */
 };
 
 /* Fills `out` with the conversation; its texts are those of `turns` and of the template. */

@@ -52,13 +52,7 @@ typedef struct marks {
     const char *begin, *end;
 } marks;
 
-/* Text up to token `count`, as it is in the whole, which pieces decoded alone are not. */
-static ot_status text_until(const ot_tokenizer *tokenizer, const int32_t *ids, size_t count, char **text,
-                            size_t *bytes)
-{
-    return ot_tokenizer_decode(tokenizer, ids, count, 1, text, bytes);
-}
-
+/* Decoded from the beginning each time: a part alone is not always what it is in the whole. */
 static ot_status print_marked(const ot_tokenizer *tokenizer, const int32_t *ids, const unsigned char *trained,
                               size_t count, marks m)
 {
@@ -68,7 +62,7 @@ static ot_status print_marked(const ot_tokenizer *tokenizer, const int32_t *ids,
             end++;
         char *text;
         size_t bytes;
-        OT_TRY(text_until(tokenizer, ids, end, &text, &bytes));
+        OT_TRY(ot_tokenizer_decode(tokenizer, ids, end, 1, &text, &bytes));
         if (bytes > printed) {
             fputs(trained[begin] ? m.begin : "", stdout);
             fwrite(text + printed, 1, bytes - printed, stdout);

@@ -18,7 +18,7 @@ static void reads(const char *text, size_t bytes, const uint64_t *lines, size_t 
         assert_int_equal(line.number, lines[i]);
         if (ot_jsonl_parse("x", &line, &row) != OT_OK)
             fail_msg("%s", ot_error_text());
-        assert_int_equal(json_integer_value(json_object_get(row, "n")), i + 1);
+        assert_true(json_number_value(json_object_get(row, "n")) == (double)(i + 1));
         json_decref(row);
     }
     assert_int_equal(ot_jsonl_next(&reader, &line), 0);
@@ -58,6 +58,13 @@ static void long_lines(void **state)
     int tail = sprintf(text + head + LONG, "\"}\n{\"n\":2}");
     reads(text, (size_t)(head + LONG + tail), two, 2);
     free(text);
+}
+
+static void large_numbers(void **state)
+{
+    (void)state;
+    static const uint64_t one[] = {1};
+    reads_text("{\"n\":1,\"id\":18446744073709551615,\"hash\":123456789012345678901234567890}", one, 1);
 }
 
 static void nul_in_a_text(void **state)
@@ -127,9 +134,9 @@ static void deep_nesting_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ends_of_lines),           cmocka_unit_test(long_lines),
-        cmocka_unit_test(nul_in_a_text),           cmocka_unit_test(what_is_refused),
-        cmocka_unit_test(deep_nesting_is_refused),
+        cmocka_unit_test(ends_of_lines),   cmocka_unit_test(long_lines),
+        cmocka_unit_test(large_numbers),   cmocka_unit_test(nul_in_a_text),
+        cmocka_unit_test(what_is_refused), cmocka_unit_test(deep_nesting_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
