@@ -1,8 +1,8 @@
 /* A rendered conversation as tokens.
  *
  * What stands between two special tokens is encoded as one text, as Hugging Face does with the whole conversation: cut at the edge
- * of an answer, "\n" and "\n\n" would be two tokens where the model knows one. The first trained token is then the first that
- * differs from those of the part before the answer alone. */
+ * of an answer, "\n" and "\n\n" would be two tokens where the model knows one. Where the answer begins and ends among the tokens
+ * is where those of the text up to there alone begin to differ; a token across an edge is trained. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -56,13 +56,14 @@ typedef struct run {
     const ot_template *chat;
     char *text;
     size_t bytes, capacity;
-    size_t answer; /* where the trained part begins; = bytes: there is none yet */
-    int behind;    /* a special token comes before it … */
-    int strips;    /* … which swallows white space */
+    size_t *edges; /* where trained and not trained text meet; the first part is not trained */
+    size_t edge_count, edge_capacity;
+    int behind; /* a special token comes before it … */
+    int strips; /* … which swallows white space */
     ot_document *out;
 } run;
 
-static ot_status run_add(run *r, const char *text, size_t bytes, int trained)
+static ot_status run_reserve(run *r, size_t bytes)
 {
     if (r->bytes + bytes > r->capacity) {
         size_t capacity = r->bytes + bytes + r->capacity + 256;
@@ -72,6 +73,20 @@ static ot_status run_add(run *r, const char *text, size_t bytes, int trained)
         r->text = more;
         r->capacity = capacity;
     }
+    if (r->edge_count == r->edge_capacity) {
+        size_t capacity = 2 * r->edge_capacity + 8;
+        size_t *more = realloc(r->edges, capacity * sizeof *more);
+        if (more == NULL)
+            return ot_fail(OT_ERR_INTERNAL, "out of memory for a conversation");
+        r->edges = more;
+        r->edge_capacity = capacity;
+    }
+    return OT_OK;
+}
+
+static ot_status run_add(run *r, const char *text, size_t bytes, int trained)
+{
+    OT_TRY(run_reserve(r, bytes));
     while (r->strips && bytes > 0 && strchr(" \t\n\r\f\v", *text) != NULL && *text != '\0') {
         text++;
         bytes--;
@@ -79,11 +94,10 @@ static ot_status run_add(run *r, const char *text, size_t bytes, int trained)
     if (bytes == 0)
         return OT_OK;
     r->strips = 0;
+    if ((r->edge_count % 2 != 0) != trained)
+        r->edges[r->edge_count++] = r->bytes;
     memcpy(r->text + r->bytes, text, bytes);
-    int had_answer = r->answer < r->bytes;
     r->bytes += bytes;
-    if (!trained && !had_answer)
-        r->answer = r->bytes;
     return OT_OK;
 }
 
@@ -119,28 +133,43 @@ static ot_status encode(run *r, size_t bytes, ot_ids *out)
     return status;
 }
 
+/* Tokens from `before` on that belong to the text before edge `edge`. */
+static ot_status find_edge(run *r, size_t edge, size_t before, size_t *count)
+{
+    ot_ids *head = &r->out->head, *ids = &r->out->ids;
+    size_t common = 0;
+    head->count = 0;
+    if (r->edges[edge] > 0)
+        OT_TRY(encode(r, r->edges[edge], head));
+    while (common < head->count && before + common < ids->count &&
+           head->ids[common] == ids->ids[before + common])
+        common++;
+    int across = common < head->count && before + common < ids->count;
+    *count = common + (size_t)(across && edge % 2 != 0); /* the end of an answer keeps the token across it */
+    return OT_OK;
+}
+
 static ot_status run_flush(run *r)
 {
     ot_document *out = r->out;
-    size_t before = out->ids.count, common = 0;
+    size_t before = out->ids.count;
     if (r->bytes == 0)
         return OT_OK;
     OT_TRY(encode(r, r->bytes, &out->ids));
-    if (r->answer == r->bytes)
-        OT_TRY(ot_document_mark(out, 0));
-    else if (r->answer > 0) {
-        r->out->head.count = 0;
-        OT_TRY(encode(r, r->answer, &r->out->head));
-        size_t all = out->ids.count;
-        while (common < r->out->head.count && before + common < all &&
-               r->out->head.ids[common] == out->ids.ids[before + common])
-            common++;
-        out->ids.count = before + common;
-        OT_TRY(ot_document_mark(out, 0));
+    size_t all = out->ids.count;
+    for (size_t edge = 0; edge < r->edge_count; edge++) {
+        size_t count;
+        OT_TRY(find_edge(r, edge, before, &count));
+        if (before + count <= out->marks)
+            continue;
+        out->ids.count = before + count;
+        ot_status status = ot_document_mark(out, edge % 2 != 0);
         out->ids.count = all;
+        OT_TRY(status);
     }
-    r->bytes = r->answer = 0;
-    return ot_document_mark(out, 1);
+    OT_TRY(ot_document_mark(out, r->edge_count % 2 != 0));
+    r->bytes = r->edge_count = 0;
+    return OT_OK;
 }
 
 static ot_status run_special(run *r, int32_t id, int trained, int strips)
@@ -160,10 +189,6 @@ static ot_status encode_segment(run *r, const ot_segment *s)
     for (size_t i = 0; s->kind == OT_SEGMENT_MARKER && i < r->chat->marker_count; i++)
         if (strcmp(r->chat->markers[i].text, s->text) == 0)
             return run_special(r, r->chat->markers[i].id, s->trained, r->chat->markers[i].strips);
-    if (!s->trained && r->answer < r->bytes) {
-        OT_TRY(run_flush(r));
-        r->behind = 0;
-    }
     return run_add(r, s->text, s->bytes, s->trained);
 }
 
@@ -176,6 +201,7 @@ ot_status ot_template_encode(const ot_template *chat, const ot_turn *turns, size
         status = encode_segment(&r, &segments.items[i]);
     if (status == OT_OK)
         status = run_flush(&r);
+    free(r.edges);
     free(r.text);
     free(segments.items);
     return status;

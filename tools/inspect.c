@@ -244,7 +244,7 @@ static ot_status inspect_data(const inspect_flags *flags)
 
 ot_status ot_command_inspect(int argc, char **argv)
 {
-    inspect_flags flags;
+    inspect_flags flags = {0};
     struct stat facts;
     int help;
     OT_TRY(ot_options_parse(&table, argc, argv, &flags, &help));

@@ -65,7 +65,7 @@ static void print(const tokenize_flags *flags, const ot_tokens_info *info, doubl
 
 ot_status ot_command_tokenize(int argc, char **argv)
 {
-    tokenize_flags flags;
+    tokenize_flags flags = {0};
     ot_tokenizer *tokenizer;
     ot_tokens *tokens = NULL;
     size_t V;
