@@ -118,11 +118,12 @@ static void run_adafactor(size_t rows, size_t cols)
         assert_true(fabs((double)master_at(&f.p, i) - expected[i]) < 2e-6 * (1 + fabs(expected[i])));
     void **whole = copy_outputs(&f.p);
     f.rows_at_once = 3;
-    for (f.within_rows = 0; f.within_rows < 2; f.within_rows++) {
-        run_everywhere(run_factored, &f, f.p.outputs);
-        expect_outputs(&f.p, whole);
-    }
-    f.within_rows = 0;
+    run_everywhere(run_factored, &f, f.p.outputs);
+    expect_outputs(&f.p, whole);
+    whole = copy_outputs(&f.p);
+    f.within_rows = 1;
+    run_everywhere(run_factored, &f, f.p.outputs);
+    expect_outputs(&f.p, whole);
     f.p.step[0].skip = f.p.step[1].skip = f.p.step[2].skip = 1;
     run_everywhere(run_factored, &f, f.p.outputs);
     for (size_t i = 0; i < f.p.output_count; i++)
