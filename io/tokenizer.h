@@ -43,7 +43,9 @@ void ot_ids_free(ot_ids *ids);
 
 /* Appends the ids of `bytes` of UTF-8 text, without BOS and EOS. Bytes that are no UTF-8 are read as U+FFFD, as Hugging Face's
  * are. `special`: 1: added special tokens such as "<|im_end|>" in the text become their ids; 0: they are text like any other,
- * which is what content from a user must be. OT_ERR_DATA where a byte is beyond a byte tokenizer's vocabulary. */
+ * which is what content from a user must be. OT_ERR_DATA for a text of more than
+ * 512 MiB, a regular expression of the file that gives up, and a byte beyond a byte tokenizer's vocabulary; what was appended
+ * before a failure stays. */
 ot_status ot_tokenizer_encode(const ot_tokenizer *tokenizer, const char *text, size_t bytes, int special,
                               ot_ids *out) OT_MUST_CHECK;
 
@@ -51,7 +53,7 @@ ot_status ot_tokenizer_encode(const ot_tokenizer *tokenizer, const char *text, s
 int32_t ot_tokenizer_find(const ot_tokenizer *tokenizer, const char *token);
 
 /* The text of ids as Hugging Face's decode gives it, NUL-terminated, for the caller to free; `*bytes` its length. `special` 0
- * leaves special tokens out. Ids beyond the vocabulary: OT_ERR_DATA. */
+ * leaves special tokens out. A byte tokenizer gives the bytes as they are. Ids beyond the vocabulary: OT_ERR_DATA. */
 ot_status ot_tokenizer_decode(const ot_tokenizer *tokenizer, const int32_t *ids, size_t count, int special,
                               char **text, size_t *bytes) OT_MUST_CHECK;
 
