@@ -54,8 +54,7 @@ static void print_help(FILE *out)
             "  --gpu-mem SIZE       most device memory, --host-mem SIZE most host memory\n"
             "  --nvme DIR...        folders on SSDs for what memory does not hold\n"
             "  --max-steps N        --lr X  --global-batch-size N  --seq-len N\n"
-            "  --dry-run            the plan alone\n"
-            "  -c FILE.yaml         flags from a file; --print-config writes one\n\n"
+            "  --dry-run            the plan alone;  -c FILE.yaml: flags from a file\n\n"
             "offtrain COMMAND --help lists all options of a command: offtrain train --help\n");
 }
 

@@ -37,9 +37,9 @@
 static const ot_option options[] = {
     GROUP("model"),
     TEXT(
-        "model", model, "NAME", NULL, NULL,
+        "model", model, "NAME|DIR", NULL, NULL,
         "tiny, 124m (GPT-2), 135m 360m (SmolLM2), 0.5b 14b 32b (Qwen2.5), 1b 3b (Llama-3.2), 7b 13b (Llama-2), 8b 70b "
-        "(Llama-3.1); random weights",
+        "(Llama-3.1), with random weights; or a folder: Hugging Face's, or a checkpoint of ours",
         NULL),
 
     GROUP("data"),
