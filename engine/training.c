@@ -6,15 +6,21 @@
 #include "engine/trainer.h"
 #include "engine/training.h"
 
+/* Every chunk reads the whole output matrix and adds to its whole gradient, and a short last one does so for little: few
+ * chunks, of even size. */
+static size_t choose_loss_chunk(const ot_training *training)
+{
+    enum { LOGITS_BYTES = 128 << 20 /* of one chunk, about */, STEP = 64 };
+    uint64_t row = training->model->config.V * ot_dtype_bytes(training->dtype);
+    size_t tokens = training->B * training->T, most = row < LOGITS_BYTES ? (size_t)(LOGITS_BYTES / row) : 1;
+    size_t chunks = (tokens + most - 1) / most, even = (tokens + chunks - 1) / chunks;
+    return (even + STEP - 1) / STEP * STEP;
+}
+
 ot_compute ot_training_compute(const ot_training *training, ot_device *device)
 {
-    enum { LOGITS_BYTES = 64 << 20 }; /* of one chunk of logits, about */
-    const ot_model_config *config = &training->model->config;
-    size_t tokens = training->B * training->T, chunk = training->loss_chunk;
-    if (chunk == 0)
-        chunk = LOGITS_BYTES / (config->V * ot_dtype_bytes(training->dtype));
-    if (chunk == 0)
-        chunk = 1;
+    size_t tokens = training->B * training->T,
+           chunk = training->loss_chunk > 0 ? training->loss_chunk : choose_loss_chunk(training);
     return (ot_compute){
         .model = training->model,
         .kernels = device != NULL ? ot_device_kernels(device) : NULL,

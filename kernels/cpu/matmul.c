@@ -1,7 +1,7 @@
 /* Matrix products on the CPU: fixed tiles of the output, each computed from packed blocks by one thread.
  *
  * Every operation is a product [M,K] [K,n]. The output is cut into parts of rows and columns whose sizes
- * depend on the shape alone, and the summed dimension into chunks of OT_TILE_K elements that are added in
+ * depend on the shape alone, and the summed dimension into chunks of at most OT_TILE_K elements that are added in
  * order, in FP32. So the bytes of the result do not depend on the number of threads, which take the parts as
  * they come. A is packed once, by the whole team, for many rows at a time; B chunk by chunk by who computes
  * a part. Rows and columns are filled up with zeros to the steps of a tile.
@@ -39,6 +39,7 @@ typedef struct product {
     ot_onednn *onednn;
     int paired, accumulate;
     size_t M, n, K;
+    size_t chunk_step; /* elements of K in a chunk */
     ot_operand a, b;
     size_t super_rows, part_rows, panels;
     size_t tile_rows; /* rows of a panel whose sums are kept from chunk to chunk */
@@ -72,7 +73,8 @@ static product describe(const ot_matmul *a, int paired)
     }
     p.a = a->op == OT_MATMUL_DW ? (ot_operand){a->a, a->ld_a, a->N, a->OC, 1}
                                 : (ot_operand){a->a, a->ld_a, p.M, p.K, 0};
-    int is_short = p.K <= OT_TILE_K;
+    p.chunk_step = p.K > 0 ? ot_matmul_chunk_step(p.K) : OT_TILE_K;
+    int is_short = p.K <= p.chunk_step;
     p.super_rows = is_short ? SUPER_ROWS_SHORT : SUPER_ROWS;
     p.part_rows = is_short ? PART_ROWS_SHORT : PART_ROWS;
     p.panels = PART_PANELS;
@@ -93,7 +95,7 @@ static product describe(const ot_matmul *a, int paired)
 /* The packed rows of A; then for each thread a chunk of B, sums of tiles, and what oneDNN wants. */
 static size_t packed_b_bytes(const product *p)
 {
-    return p->panels * OT_TILE_N * ot_words(p->paired, OT_TILE_K) * sizeof(uint32_t);
+    return p->panels * OT_TILE_N * ot_words(p->paired, p->chunk_step) * sizeof(uint32_t);
 }
 
 static size_t tiles_bytes(const product *p)
@@ -145,7 +147,7 @@ static void pack_b(const product *p, size_t col, size_t chunk, uint32_t *dst)
                            .source = p->b,
                            .first = col,
                            .sum_first = chunk,
-                           .sum_count = ot_matmul_chunk(chunk, p->K),
+                           .sum_count = ot_matmul_chunk(chunk, p->K, p->chunk_step),
                            .dst = dst};
     p->variant->ranges[OT_RANGE_MATMUL_PACK_B](&args, 0, smaller(p->panels, ceiling(p->n - col, OT_TILE_N)));
 }
@@ -168,7 +170,8 @@ static ot_status multiply_chunk(const rows_run *run, const output_part *part, si
                                 unsigned char *scratch)
 {
     const product *p = run->p;
-    size_t k = ot_matmul_padded(ot_matmul_chunk(chunk, p->K), OT_TILE_K_STEP), words = ot_words(p->paired, k);
+    size_t k = ot_matmul_padded(ot_matmul_chunk(chunk, p->K, p->chunk_step), OT_TILE_K_STEP),
+           words = ot_words(p->paired, k);
     const uint32_t *a = p->packed_a + ot_words(p->paired, chunk) * ot_matmul_padded(run->count, OT_PACK_ROWS);
     const uint32_t *b = (const uint32_t *)scratch;
     float *tiles = (float *)(scratch + packed_b_bytes(p));
@@ -180,7 +183,7 @@ static ot_status multiply_chunk(const rows_run *run, const output_part *part, si
         for (size_t panel = 0; panel < part->panels; panel++) {
             float *sums = tiles + (panel * p->tile_rows + r % p->tile_rows) * OT_TILE_N;
             OT_TRY(ot_tile_run(tile, a + (part->row + r) * words, b + panel * words * OT_TILE_N, sums, own));
-            if (chunk + OT_TILE_K >= p->K)
+            if (chunk + p->chunk_step >= p->K)
                 store_tile(run, part->row + r, rows, part->col + panel * OT_TILE_N, sums);
         }
     }
@@ -194,7 +197,7 @@ static ot_status multiply_part(const rows_run *run, size_t number, unsigned char
                         .col = number % run->parts_across * p->panels * OT_TILE_N};
     part.rows = smaller(p->part_rows, run->count - part.row);
     part.panels = smaller(p->panels, ceiling(p->n - part.col, OT_TILE_N));
-    for (size_t chunk = 0; chunk < p->K; chunk += OT_TILE_K) {
+    for (size_t chunk = 0; chunk < p->K; chunk += p->chunk_step) {
         pack_b(p, part.col, chunk, (uint32_t *)scratch);
         OT_TRY(multiply_chunk(run, &part, chunk, scratch));
     }
@@ -228,9 +231,10 @@ static ot_status multiply_rows(ot_team *team, const product *p, size_t first)
                            .first = first,
                            .count = ot_matmul_padded(run.count, OT_PACK_ROWS),
                            .sum_count = p->K,
+                           .sum_chunk = p->chunk_step,
                            .dst = p->packed_a};
     ot_cpu_parallel(team, p->variant->ranges[OT_RANGE_MATMUL_PACK_A], &args,
-                    ceiling(p->K, OT_TILE_K) * (args.count / OT_PACK_ROWS), 1);
+                    ceiling(p->K, p->chunk_step) * (args.count / OT_PACK_ROWS), 1);
     run.parts_across = ceiling(p->n, p->panels * OT_TILE_N);
     run.parts = run.parts_across * ceiling(run.count, p->part_rows);
     ot_team_run(team, multiply_parts, &run);

@@ -11,8 +11,8 @@ void OT_VARIANT(ot_matmul_pack_a)(const void *args, size_t begin, size_t end)
     const ot_matmul_pack *a = args;
     size_t groups = a->count / OT_PACK_ROWS;
     for (size_t item = begin; item < end; item++) {
-        size_t chunk = item / groups * OT_TILE_K, row = item % groups * OT_PACK_ROWS;
-        size_t length = ot_matmul_padded(ot_matmul_chunk(chunk, a->sum_count), OT_TILE_K_STEP);
+        size_t chunk = item / groups * a->sum_chunk, row = item % groups * OT_PACK_ROWS;
+        size_t length = ot_matmul_padded(ot_matmul_chunk(chunk, a->sum_count, a->sum_chunk), OT_TILE_K_STEP);
         size_t words = ot_words(a->paired, length), first = ot_words(a->paired, chunk);
         uint32_t *dst = a->dst + first * a->count + row * words;
         if (a->source.sum_rows)

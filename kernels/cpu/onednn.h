@@ -12,10 +12,10 @@
 #include "io/status.h"
 
 enum {
-    OT_TILE_M = 256, /* the most rows of a tile; fewer are a multiple of OT_TILE_M_STEP */
+    OT_TILE_M = 128, /* the most rows of a tile; fewer are a multiple of OT_TILE_M_STEP */
     OT_TILE_M_STEP = 32,
-    OT_TILE_N = 64,  /* columns */
-    OT_TILE_K = 512, /* the most elements of the summed dimension; fewer: a multiple of OT_TILE_K_STEP */
+    OT_TILE_N = 64,   /* columns */
+    OT_TILE_K = 1024, /* the most elements of the summed dimension; fewer: a multiple of OT_TILE_K_STEP */
     OT_TILE_K_STEP = 64,
     OT_TILE_SCRATCH_BYTES = 1 << 20, /* what an execution gets */
 };

@@ -219,17 +219,32 @@ typedef struct copy_args {
     void *dst;
     const void *src; /* NULL: zeros */
     size_t bytes;
+    int shared; /* by the team, like a kernel */
 } copy_args;
 
+/* Elements: bytes. */
+static void copy_range(const void *args, size_t begin, size_t end)
+{
+    const copy_args *copy = args;
+    if (copy->src != NULL)
+        memcpy((char *)copy->dst + begin, (const char *)copy->src + begin, end - begin);
+    else
+        memset((char *)copy->dst + begin, 0, end - begin);
+}
+
+/* A copy to or from the host runs beside the computation, on the stream's own thread; one within the device stands
+ * between its kernels, and the team would only wait for it. */
 static ot_status run_copy(cpu_stream *stream, const operation *op)
 {
-    (void)stream;
+    enum { GRAIN = 64 << 10 };
     copy_args copy;
     memcpy(&copy, op->args, sizeof copy);
-    if (copy.src != NULL)
-        memcpy(copy.dst, copy.src, copy.bytes);
-    else
-        memset(copy.dst, 0, copy.bytes);
+    if (!copy.shared || copy.bytes <= GRAIN) {
+        copy_range(&copy, 0, copy.bytes);
+        return OT_OK;
+    }
+    ot_cpu_parallel(acquire_team(stream), copy_range, &copy, copy.bytes, GRAIN);
+    release_team(stream);
     return OT_OK;
 }
 
@@ -267,22 +282,22 @@ static void enqueue_copy(ot_stream *stream, const char *what, copy_args copy, in
 
 void ot_cpu_copy_h2d(ot_stream *stream, void *dst, const void *src, size_t bytes)
 {
-    enqueue_copy(stream, "copy to the device", (copy_args){dst, src, bytes}, 1, 0);
+    enqueue_copy(stream, "copy to the device", (copy_args){dst, src, bytes, 0}, 1, 0);
 }
 
 void ot_cpu_copy_d2h(ot_stream *stream, void *dst, const void *src, size_t bytes)
 {
-    enqueue_copy(stream, "copy to the host", (copy_args){dst, src, bytes}, 0, 1);
+    enqueue_copy(stream, "copy to the host", (copy_args){dst, src, bytes, 0}, 0, 1);
 }
 
 void ot_cpu_copy_d2d(ot_stream *stream, void *dst, const void *src, size_t bytes)
 {
-    enqueue_copy(stream, "copy within the device", (copy_args){dst, src, bytes}, 1, 1);
+    enqueue_copy(stream, "copy within the device", (copy_args){dst, src, bytes, 1}, 1, 1);
 }
 
 void ot_cpu_copy_zero(ot_stream *stream, void *dst, size_t bytes)
 {
-    enqueue_copy(stream, "zeroing", (copy_args){dst, NULL, bytes}, 1, 1);
+    enqueue_copy(stream, "zeroing", (copy_args){dst, NULL, bytes, 1}, 1, 1);
 }
 
 typedef struct call_args {

@@ -63,19 +63,23 @@ static void says(const char *text)
 static void a_stream_runs_in_order(void **state)
 {
     fixture *f = *state;
-    enum { N = 1000 };
-    unsigned char in[N], out[N];
-    for (int i = 0; i < N; i++)
-        in[i] = (unsigned char)(i * 7);
-    memset(out, 0, sizeof out);
-    ot_copy_h2d(f->a, f->memory, in, N);
-    ot_copy_d2d(f->a, f->memory + MIB, f->memory, N);
-    ot_copy_zero(f->a, f->memory, N);
-    ot_copy_d2d(f->a, f->memory, f->memory + MIB, N / 2);
-    ot_copy_d2h(f->a, out, f->memory, N);
-    assert_int_equal(ot_stream_synchronize(f->a), OT_OK);
-    memset(in + N / 2, 0, N / 2);
-    assert_memory_equal(out, in, N);
+    enum { MOST = 500002 };
+    static unsigned char in[MOST], out[MOST];
+    const size_t sizes[] = {1000, MOST}; /* by one thread, and by the team */
+    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+        size_t n = sizes[k];
+        for (size_t i = 0; i < n; i++)
+            in[i] = (unsigned char)(i % 251);
+        memset(out, 0, n);
+        ot_copy_h2d(f->a, f->memory, in, n);
+        ot_copy_d2d(f->a, f->memory + MIB, f->memory, n);
+        ot_copy_zero(f->a, f->memory, n);
+        ot_copy_d2d(f->a, f->memory, f->memory + MIB, n / 2);
+        ot_copy_d2h(f->a, out, f->memory, n);
+        assert_int_equal(ot_stream_synchronize(f->a), OT_OK);
+        memset(in + n / 2, 0, n / 2);
+        assert_memory_equal(out, in, n);
+    }
 }
 
 static void nothing_is_no_work(void **state)

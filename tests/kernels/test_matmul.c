@@ -11,8 +11,8 @@ typedef struct shape {
 } shape;
 
 /* One of everything; less and more than a tile, a chunk of the sum and a part, each with a rest. */
-static const shape shapes[] = {{1, 1, 1},      {1, 64, 33},     {33, 40, 16},   {100, 80, 257},
-                               {257, 130, 65}, {70, 1100, 100}, {1100, 20, 600}};
+static const shape shapes[] = {{1, 1, 1},      {1, 64, 33},     {33, 40, 16},    {100, 80, 257},
+                               {257, 130, 65}, {70, 1100, 100}, {1100, 20, 600}, {40, 70, 2100}};
 
 typedef struct problem {
     ot_matmul args;
@@ -153,7 +153,7 @@ static void no_threads_are_started(void **state)
 {
     (void)state;
     int before = count_threads();
-    problem p = make_problem(OT_MATMUL_FORWARD, OT_FP32, OT_FP32, (shape){300, 600, 300}, 0, 0);
+    problem p = make_problem(OT_MATMUL_FORWARD, OT_FP32, OT_FP32, (shape){300, 1200, 300}, 0, 0);
     run_per_isa(run, check, &p, (tensor *[]){p.out, NULL});
     assert_int_equal(count_threads(), before);
 }
