@@ -55,9 +55,9 @@ cudaError_t ot_cuda_join_master(cudaStream_t stream, const ot_split *args);
 cudaError_t ot_cuda_update(cudaStream_t stream, const ot_update *args);
 cudaError_t ot_cuda_adafactor(cudaStream_t stream, const ot_adafactor *args);
 
-/* The part of OT_MATMUL_FORWARD that cuBLAS leaves: out[n,:] += bias over N rows of OC, added in FP32 and
- * rounded once to out_dtype; of `args`, dtype, out_dtype, N, OC, bias, out and ld_out are read. To round once
- * where the product has to be rounded as well, let the product go to an FP32 out. */
+/* The bias of OT_MATMUL_FORWARD, enqueued before the product, which then accumulates whatever
+ * `args->accumulate` says, so that the sum is rounded once: out[n,:] = bias, or with `accumulate` out[n,:] +=
+ * bias, over N rows of OC. Of `args`, dtype, out_dtype, N, OC, bias, out, ld_out and accumulate are read. */
 cudaError_t ot_cuda_add_bias(cudaStream_t stream, const ot_matmul *args);
 
 /* Bytes, as the functions of kernels.h without a device. */
