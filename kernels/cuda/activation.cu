@@ -151,7 +151,8 @@ template <class T> struct add {
 
     __device__ void operator()(size_t i, size_t left) const
     {
-        pack x = load_pack((const T *)a.a + i, left, aligned), y = load_pack((const T *)a.b + i, left, aligned);
+        pack x = load_pack((const T *)a.a + i, left, aligned),
+             y = load_pack((const T *)a.b + i, left, aligned);
 #pragma unroll
         for (unsigned k = 0; k < PACK; k++)
             x.v[k] += y.v[k];

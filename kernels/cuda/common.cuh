@@ -83,8 +83,7 @@ template <class T> __device__ inline void load_raw(raw_pack<T> &raw, const T *p,
     OT_COUNT_READ(sizeof(T) * (left < PACK ? left : PACK));
 }
 
-template <class T>
-__device__ inline void store_raw(T *p, size_t left, int aligned, const raw_pack<T> &raw)
+template <class T> __device__ inline void store_raw(T *p, size_t left, int aligned, const raw_pack<T> &raw)
 {
     typedef vector<raw_pack<T>::WORDS> vector_type;
     if (aligned && left >= PACK) {

@@ -73,8 +73,7 @@ __device__ inline void add_squares(double &sum, const pack &x)
 }
 
 /* A block of threads for each OT_SUM_BLOCK elements. */
-template <class T>
-__global__ void __launch_bounds__(SUM_THREADS) square_blocks(ot_sum_squares a, int aligned)
+template <class T> __global__ void __launch_bounds__(SUM_THREADS) square_blocks(ot_sum_squares a, int aligned)
 {
     size_t begin = (size_t)blockIdx.x * OT_SUM_BLOCK, end = begin + OT_SUM_BLOCK;
     double sum = 0;
@@ -190,8 +189,7 @@ struct join {
         pack master;
 #pragma unroll
         for (unsigned k = 0; k < PACK; k++)
-            master.v[k] =
-                __uint_as_float(((uint32_t)hi.element[k] << 16) + (uint32_t)(int32_t)lo.element[k]);
+            master.v[k] = __uint_as_float(((uint32_t)hi.element[k] << 16) + (uint32_t)(int32_t)lo.element[k]);
         store_pack(a.master + i, left, aligned, master);
     }
 };

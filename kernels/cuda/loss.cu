@@ -27,7 +27,8 @@ __device__ inline running merge_lanes(running x)
 {
 #pragma unroll
     for (int bits = 16; bits > 0; bits /= 2)
-        x = merge(x, running{__shfl_xor_sync(ALL_LANES, x.max, bits), __shfl_xor_sync(ALL_LANES, x.sum, bits)});
+        x = merge(x,
+                  running{__shfl_xor_sync(ALL_LANES, x.max, bits), __shfl_xor_sync(ALL_LANES, x.sum, bits)});
     return x;
 }
 

@@ -99,13 +99,13 @@ __device__ inline void norm_group(const group_rows &rows, size_t g, int is_there
         sum += sum_of(held[j], left);
     });
     if (a.kind == OT_LAYERNORM) {
-        for_other_packs<TEAM>(C, [&](size_t i, size_t left) {
-            sum += sum_of(load_pack(x + i, left, rows.aligned), left);
-        });
+        for_other_packs<TEAM>(
+            C, [&](size_t i, size_t left) { sum += sum_of(load_pack(x + i, left, rows.aligned), left); });
         mean = team_sum<TEAM>(sum) / (float)a.C;
     }
     sum = 0;
-    for_held_packs<TEAM>(C, [&](unsigned j, size_t, size_t left) { sum += square_sum_of(held[j], mean, left); });
+    for_held_packs<TEAM>(C,
+                         [&](unsigned j, size_t, size_t left) { sum += square_sum_of(held[j], mean, left); });
     for_other_packs<TEAM>(C, [&](size_t i, size_t left) {
         sum += square_sum_of(load_pack(x + i, left, rows.aligned), mean, left);
     });
@@ -202,8 +202,8 @@ __device__ inline void add_to_columns(const pack &xhat, const pack &d, pack *wei
 }
 
 template <class T, unsigned TEAM>
-__device__ inline void backward_group(const group_rows &rows, size_t g, int is_there, size_t teams, size_t team,
-                                      column_sums *columns)
+__device__ inline void backward_group(const group_rows &rows, size_t g, int is_there, size_t teams,
+                                      size_t team, column_sums *columns)
 {
     const ot_norm &a = rows.a;
     const T *x = rows.at<T>(a.x, a.ld_x, g), *dy = rows.at<T>(a.dy, a.ld_y, g);
@@ -251,7 +251,8 @@ __global__ void __launch_bounds__(BLOCK_THREADS) norm_backward(group_rows rows, 
 #pragma unroll
     for (unsigned j = 0; j < HELD; j++)
         columns.weight[j] = columns.bias[j] = pack();
-    for_other_packs<TEAM>(a.C, [&](size_t i, size_t left) { store_sums(a, teams, team, i, left, pack(), pack()); });
+    for_other_packs<TEAM>(
+        a.C, [&](size_t i, size_t left) { store_sums(a, teams, team, i, left, pack(), pack()); });
     for (size_t first = 0; first < groups; first += teams)
         backward_group<T, TEAM>(rows, first + team, first + team < groups, teams, team, &columns);
     for_held_packs<TEAM>(a.C, [&](unsigned j, size_t i, size_t left) {
@@ -262,8 +263,8 @@ __global__ void __launch_bounds__(BLOCK_THREADS) norm_backward(group_rows rows, 
 /* ---- Sums over rows ---- */
 
 /* out[i] += sum over the rows of `sums`, a warp's worth of columns and as many lanes of rows to a block. */
-__global__ void __launch_bounds__(BLOCK_THREADS) add_column_sums(const float *sums, size_t rows, size_t C,
-                                                                 float *out)
+__global__ void __launch_bounds__(BLOCK_THREADS)
+    add_column_sums(const float *sums, size_t rows, size_t C, float *out)
 {
     constexpr unsigned LANES = BLOCK_THREADS / 32;
     OT_SHARED(float, [LANES][32], lane);
@@ -309,8 +310,7 @@ template <class T> struct sum_rows {
 
 /* ---- Launches ---- */
 
-template <unsigned TEAM, class T>
-cudaError_t launch_forward(cudaStream_t stream, const group_rows &rows)
+template <unsigned TEAM, class T> cudaError_t launch_forward(cudaStream_t stream, const group_rows &rows)
 {
     return OT_LAUNCH((norm_forward<T, TEAM>), blocks_of(rows.a.N * rows.a.H, BLOCK_THREADS / TEAM),
                      BLOCK_THREADS, 0, stream, rows);
@@ -327,13 +327,12 @@ size_t backward_teams(const ot_norm &a)
     return (size_t)backward_blocks(a) * (a.C <= WARP_GROUP ? BLOCK_THREADS / 32 : 1);
 }
 
-template <unsigned TEAM, class T>
-cudaError_t launch_backward(cudaStream_t stream, const group_rows &rows)
+template <unsigned TEAM, class T> cudaError_t launch_backward(cudaStream_t stream, const group_rows &rows)
 {
     const ot_norm &a = rows.a;
     size_t teams = backward_teams(a);
-    cudaError_t error = OT_LAUNCH((norm_backward<T, TEAM>), backward_blocks(a), BLOCK_THREADS, 0, stream, rows,
-                                  teams);
+    cudaError_t error =
+        OT_LAUNCH((norm_backward<T, TEAM>), backward_blocks(a), BLOCK_THREADS, 0, stream, rows, teams);
     if (error == cudaSuccess && a.dweight != NULL)
         error = add_sums(stream, (const float *)a.workspace, teams, a.C, a.dweight);
     if (error == cudaSuccess && a.dbias != NULL)
@@ -384,11 +383,9 @@ cudaError_t ot_cuda_bias_backward(cudaStream_t stream, const ot_bias_backward *a
         return cudaSuccess;
     return with_dtype(a.dtype, [=](auto type) {
         int aligned = is_aligned(a.dy) && is_aligned(a.ld_dy, a.dtype);
-        cudaError_t error =
-            for_each_row_pack(stream, BIAS_ROWS, a.OC, sum_rows<decltype(type)>{a, aligned});
-        return error != cudaSuccess
-                   ? error
-                   : add_sums(stream, (const float *)a.workspace, BIAS_ROWS, a.OC, a.dbias);
+        cudaError_t error = for_each_row_pack(stream, BIAS_ROWS, a.OC, sum_rows<decltype(type)>{a, aligned});
+        return error != cudaSuccess ? error
+                                    : add_sums(stream, (const float *)a.workspace, BIAS_ROWS, a.OC, a.dbias);
     });
 }
 

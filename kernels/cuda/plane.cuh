@@ -59,17 +59,17 @@ __device__ inline pack load_master(const ot_update &u, size_t i, size_t left, in
 /* The new master p in its format, and the weight. */
 __device__ inline void store_master(const ot_update &u, size_t i, size_t left, int aligned, const pack &p)
 {
-    raw_pack<uint16_t> half;
+    raw_pack<uint16_t> narrowed;
     raw_pack<int16_t> lo;
     if (u.master_format == OT_MASTER_SPLIT) {
 #pragma unroll
         for (unsigned k = 0; k < PACK; k++) {
             uint32_t raw = __float_as_uint(p.v[k]);
-            half.element[k] = (uint16_t)((raw + 0x8000) >> 16);
+            narrowed.element[k] = (uint16_t)((raw + 0x8000) >> 16);
             lo.element[k] = (int16_t)(uint16_t)raw;
         }
         store_raw((int16_t *)u.master + i, left, aligned, lo);
-        store_raw((uint16_t *)u.weight + i, left, aligned, half);
+        store_raw((uint16_t *)u.weight + i, left, aligned, narrowed);
         return;
     }
     store_pack((float *)u.master + i, left, aligned, p);
@@ -81,8 +81,8 @@ __device__ inline void store_master(const ot_update &u, size_t i, size_t left, i
     }
 #pragma unroll
     for (unsigned k = 0; k < PACK; k++)
-        half.element[k] = u.weight_dtype == OT_BF16 ? narrow_bf16(p.v[k]) : narrow_fp16(p.v[k]);
-    store_raw((uint16_t *)u.weight + i, left, aligned, half);
+        narrowed.element[k] = u.weight_dtype == OT_BF16 ? narrow_bf16(p.v[k]) : narrow_fp16(p.v[k]);
+    store_raw((uint16_t *)u.weight + i, left, aligned, narrowed);
 }
 
 inline int planes_are_aligned(const ot_update &u)

@@ -21,9 +21,9 @@ struct factors {
 __device__ inline factors make_factors(const ot_update &u)
 {
     const ot_update_step &s = *u.step;
-    return factors{s.lr,     s.lr * u.weight_decay, u.weight_decay,    u.beta1,
-                   1.0f - u.beta1, u.beta2,         1.0f - u.beta2,    s.lr / s.bias1,
-                   1.0f / sqrtf(s.bias2), u.eps};
+    return factors{
+        s.lr,           s.lr * u.weight_decay, u.weight_decay,        u.beta1, 1.0f - u.beta1, u.beta2,
+        1.0f - u.beta2, s.lr / s.bias1,        1.0f / sqrtf(s.bias2), u.eps};
 }
 
 /* AdamW takes its decay from the parameter, Adam adds it to the gradient. */

@@ -241,8 +241,7 @@ static void start_fiber(fiber *f)
 #if defined(__SANITIZE_ADDRESS__)
     __asan_unpoison_memory_region(f->stack, STACK_BYTES);
 #endif
-    *--top = NULL;
-    *--top = NULL;                /* where fiber_main would return to; keeps the stack aligned */
+    *--top = NULL; /* where fiber_main would return to; aligns the stack as a call does */
     *--top = (void *)fiber_main;
     for (int i = 0; i < 6; i++)
         *--top = NULL;
@@ -448,8 +447,9 @@ void *simt_shared(const void *key, size_t bytes)
     if (m->declaration_count == DECLARATIONS_MAX)
         fail("more than %d declarations of shared memory", (int)DECLARATIONS_MAX);
     if (end > SHARED_MAX || m->static_bytes + bytes > STATIC_SHARED_MAX)
-        fail("%zu bytes of shared memory, %zu of them declared: over-large; a block has %d and may declare %d",
-             end, m->static_bytes + bytes, (int)SHARED_MAX, (int)STATIC_SHARED_MAX);
+        fail(
+            "%zu bytes of shared memory, %zu of them declared: over-large; a block has %d and may declare %d",
+            end, m->static_bytes + bytes, (int)SHARED_MAX, (int)STATIC_SHARED_MAX);
     m->declarations[m->declaration_count++] = declaration{key, offset};
     m->static_bytes = end - m->dynamic_bytes;
     return m->shared + offset;
@@ -500,7 +500,8 @@ template <int transposed> static void load_matrices(const void *const in[32], vo
         for (int matrix = 0; matrix < 4; matrix++) {
             uint16_t pair[2];
             for (int e = 0; e < 2; e++) {
-                int row = transposed ? lane % 4 * 2 + e : lane / 4, column = transposed ? lane / 4 : lane % 4 * 2 + e;
+                int row = transposed ? lane % 4 * 2 + e : lane / 4,
+                    column = transposed ? lane / 4 : lane % 4 * 2 + e;
                 const uint16_t *values = *(const uint16_t *const *)in[matrix * 8 + row];
                 pair[e] = values[column];
             }
@@ -644,8 +645,8 @@ static void run_block(const simt_launch_options &o, dim3 block)
     for (int i = 0; i < m->threads; i++) {
         fiber *f = &m->fibers[i];
         unsigned n = (unsigned)i;
-        f->position = simt_position{
-            dim3(n % o.block.x, n / o.block.x % o.block.y, n / o.block.x / o.block.y), block, o.block, o.grid};
+        f->position = simt_position{dim3(n % o.block.x, n / o.block.x % o.block.y, n / o.block.x / o.block.y),
+                                    block, o.block, o.grid};
         f->index = i;
         f->done = 0;
         f->copy_count = f->group = 0;
@@ -725,7 +726,8 @@ static int is_launchable(const simt_launch_options &o)
 {
     unsigned threads = o.block.x * o.block.y * o.block.z;
     if (threads == 0 || threads > THREADS_MAX || threads % 32 != 0 || o.block.z > 64) {
-        note_error("%s: bad launch: a block of (%u,%u,%u) threads", o.kernel, o.block.x, o.block.y, o.block.z);
+        note_error("%s: bad launch: a block of (%u,%u,%u) threads", o.kernel, o.block.x, o.block.y,
+                   o.block.z);
         return 0;
     }
     if (o.grid.x == 0 || o.grid.y == 0 || o.grid.z == 0 || o.grid.x > 0x7fffffff || o.grid.y > 65535 ||
@@ -741,7 +743,8 @@ static int is_launchable(const simt_launch_options &o)
     return 1;
 }
 
-cudaError_t simt_launch(const simt_launch_options *options, simt_body *body, simt_body *release, void *context)
+cudaError_t simt_launch(const simt_launch_options *options, simt_body *body, simt_body *release,
+                        void *context)
 {
     if (!is_launchable(*options)) {
         release(context);

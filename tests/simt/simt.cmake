@@ -1,0 +1,35 @@
+# The CUDA kernels on the SIMT emulator, one by one, against the CPU device's. Needs CUDA's headers and no compiler of
+# CUDA's. Included by tests/CMakeLists.txt.
+find_package(CUDAToolkit QUIET)
+find_path(OT_CUDA_INCLUDE cublas_v2.h HINTS ${CUDAToolkit_INCLUDE_DIRS} /usr/local/cuda/include)
+if(NOT OT_CUDA_INCLUDE OR NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  message(STATUS "CUDA headers: not found, or no x86-64; the kernels' tests on the emulator are left out")
+  return()
+endif()
+enable_language(CXX)
+set(CMAKE_CXX_STANDARD 17)
+
+file(GLOB OT_CUDA_KERNEL_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/kernels/cuda/*.cu)
+set_source_files_properties(${OT_CUDA_KERNEL_SOURCES} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS
+                            "-x;c++;-include;${CMAKE_SOURCE_DIR}/tests/simt/simt.h")
+# The kernels' launchers where a launch is a call.
+add_library(simt STATIC simt/simt.cc ${OT_CUDA_KERNEL_SOURCES})
+target_include_directories(simt SYSTEM PUBLIC ${OT_CUDA_INCLUDE})
+target_link_libraries(simt PUBLIC ot_build)
+# The indices are unsigned, the conversions between them and size_t many and harmless.
+target_compile_options(simt PRIVATE -Wno-unknown-pragmas -Wno-conversion -Wno-sign-conversion -Wno-shadow)
+add_library(simt_harness STATIC simt/compare.c)
+target_link_libraries(simt_harness PUBLIC simt kernels_harness)
+
+function(ot_simt_test name)
+  ot_test(simt ${name} cuda ${ARGN})
+  target_link_libraries(test_simt_${name} PRIVATE simt_harness)
+  set_target_properties(test_simt_${name} PROPERTIES LINKER_LANGUAGE CXX)
+endfunction()
+
+ot_simt_test(attention)
+ot_simt_test(elementwise)
+ot_simt_test(norm)
+ot_simt_test(plane)
+ot_simt_test(update)
+target_sources(test_simt_update PRIVATE kernels/chunk.c)
