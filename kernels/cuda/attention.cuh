@@ -144,7 +144,7 @@ template <class T, int HD> struct products {
     template <int N> __device__ static void rows_by_rows(float acc[N / 8][4], const T *a, int row, const T *b)
     {
         int lane = lane_number();
-#pragma unroll 4
+#pragma unroll
         for (int k = 0; k < HD / 16; k++) {
             uint32_t left[4];
             ot_ldmatrix_x4(left, tile_type::at(a, row + lane % 16, 2 * k + lane / 16));

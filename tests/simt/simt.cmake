@@ -27,6 +27,11 @@ function(ot_simt_test name)
   set_target_properties(test_simt_${name} PROPERTIES LINKER_LANGUAGE CXX)
 endfunction()
 
+add_executable(test_simt_emulator simt/test_emulator.cc)
+target_link_libraries(test_simt_emulator PRIVATE simt test_support)
+add_test(NAME simt/emulator COMMAND test_simt_emulator)
+set_tests_properties(simt/emulator PROPERTIES LABELS "unit;cuda" TIMEOUT 120)
+
 ot_simt_test(attention)
 ot_simt_test(elementwise)
 ot_simt_test(norm)

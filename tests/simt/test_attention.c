@@ -100,19 +100,20 @@ static void check_shape(ot_dtype dtype, const shape *s)
     snprintf(what, sizeof what, "attention B %zu T %zu NH %zu NKV %zu HD %zu window %zu gap %zu", s->B, s->T,
              s->NH, s->NKV, s->HD, s->window, s->gap);
     make_problem(&p, dtype, s);
-    compare(forward, &p, p.lse, 1e-5, what);
-    compare(forward, &p, p.out, tolerance, what);
-    run_on_cpu(forward, &p); /* both from the same out and lse */
-    compare(backward, &p, p.dv, tolerance, what);
-    if (s->T == 1)
-        return; /* with one key to see, dq and dk are 0 but for rounding */
-    compare(backward, &p, p.dk, tolerance, what);
-    compare(backward, &p, p.dq, tolerance, what);
+    tensor *forward_outputs[] = {p.out[0], p.lse[0], NULL};
+    compare(forward, &p, forward_outputs, tolerance, what);
+    double *lse = to_doubles(p.lse[0]);
+    run_on_cpu(forward, &p);
+    expect_close(p.lse[0], lse, 1e-5, what);
+    /* Backward, both from the CPU's out and lse. With one key to see, dq and dk are 0 but for rounding. */
+    tensor *gradients[] = {p.dv[0], s->T > 1 ? p.dk[0] : NULL, p.dq[0], NULL};
+    compare(backward, &p, gradients, tolerance, what);
 }
 
-static void every_shape(ot_dtype dtype)
+/* Every shape, or with a step the first, and so on. */
+static void every_shape(ot_dtype dtype, size_t step)
 {
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i += step) {
         check_shape(dtype, &shapes[i]);
         free_tensors(NULL);
     }
@@ -121,25 +122,25 @@ static void every_shape(ot_dtype dtype)
 static void fp32(void **state)
 {
     (void)state;
-    every_shape(OT_FP32);
+    every_shape(OT_FP32, 1);
 }
 
 static void bf16(void **state)
 {
     (void)state;
-    every_shape(OT_BF16);
+    every_shape(OT_BF16, 3);
 }
 
 static void fp16(void **state)
 {
     (void)state;
-    every_shape(OT_FP16);
+    every_shape(OT_FP16, 1);
 }
 
 static void every_barrier_is_needed(void **state)
 {
     (void)state;
-    static const shape s = {1, 200, 2, 1, 64, 0, 0, 0};
+    static const shape s = {1, 130, 2, 1, 64, 0, 0, 0};
     for (int i = 0; i < 2; i++) {
         problem p;
         make_problem(&p, i == 0 ? OT_FP16 : OT_FP32, &s);
