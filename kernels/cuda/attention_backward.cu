@@ -49,7 +49,7 @@ template <class T> __global__ void __launch_bounds__(BLOCK_THREADS) row_products
 /* ---- dq ---- */
 
 template <class T, int HD>
-__global__ void __launch_bounds__(query_shape<T, HD>::THREADS) query_gradients(ot_attention a, int aligned)
+__global__ void __launch_bounds__(query_shape<T, HD>::THREADS, 1) query_gradients(ot_attention a, int aligned)
 {
     typedef query_shape<T, HD> shape;
     typedef tile<T, HD> tile_type;
@@ -151,7 +151,7 @@ __device__ inline void load_statistics(query_statistics<STEP> &x, const ot_atten
 }
 
 template <class T, int HD>
-__global__ void __launch_bounds__(key_shape<T, HD>::THREADS) key_gradients(ot_attention a, int aligned)
+__global__ void __launch_bounds__(key_shape<T, HD>::THREADS, 1) key_gradients(ot_attention a, int aligned)
 {
     typedef key_shape<T, HD> shape;
     typedef tile<T, HD> tile_type;

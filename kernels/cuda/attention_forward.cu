@@ -68,7 +68,7 @@ __device__ inline void soften(float s[KEYS / 8][4], float out[COLUMNS / 8][4], r
 }
 
 template <class T, int HD>
-__global__ void __launch_bounds__(forward_shape<T, HD>::THREADS)
+__global__ void __launch_bounds__(forward_shape<T, HD>::THREADS, 1)
     attention_forward(ot_attention a, int aligned)
 {
     typedef forward_shape<T, HD> shape;

@@ -38,3 +38,13 @@ ot_simt_test(norm)
 ot_simt_test(plane)
 ot_simt_test(update)
 target_sources(test_simt_update PRIVATE kernels/chunk.c)
+
+# What the real compiler makes of attention: no spills, and the tensor-core instructions that there should be.
+find_package(Python3 COMPONENTS Interpreter QUIET)
+if(CMAKE_CUDA_COMPILER AND Python3_FOUND)
+  foreach(card 80 86 89 90 100 120)
+    add_test(NAME simt/sass_sm_${card} COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/simt/sass.py
+             ${CMAKE_CUDA_COMPILER} ${CMAKE_SOURCE_DIR} sm_${card})
+    set_tests_properties(simt/sass_sm_${card} PROPERTIES LABELS "slow;cuda" TIMEOUT 1200)
+  endforeach()
+endif()
