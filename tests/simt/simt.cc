@@ -239,7 +239,9 @@ static void start_fiber(fiber *f)
 {
     void **top = (void **)(f->stack + STACK_BYTES);
 #if defined(__SANITIZE_ADDRESS__)
-    __asan_unpoison_memory_region(f->stack, STACK_BYTES);
+    /* What its last function left behind; all of it where an error kept functions from returning. */
+    size_t used = f->done ? 4096 : STACK_BYTES;
+    __asan_unpoison_memory_region(f->stack + STACK_BYTES - used, used);
 #endif
     *--top = NULL; /* where fiber_main would return to; aligns the stack as a call does */
     *--top = (void *)fiber_main;
@@ -452,6 +454,7 @@ void *simt_shared(const void *key, size_t bytes)
             end, m->static_bytes + bytes, (int)SHARED_MAX, (int)STATIC_SHARED_MAX);
     m->declarations[m->declaration_count++] = declaration{key, offset};
     m->static_bytes = end - m->dynamic_bytes;
+    memset(m->shared + offset, POISON, bytes);
     return m->shared + offset;
 }
 
@@ -637,7 +640,7 @@ void simt_set_hook(simt_hook *new_hook)
 static void run_block(const simt_launch_options &o, dim3 block)
 {
     machine *m = self;
-    memset(m->shared, POISON, sizeof m->shared);
+    memset(m->shared, POISON, m->dynamic_bytes);
     m->declaration_count = 0;
     m->static_bytes = 0;
     m->at_barrier = 0;
@@ -648,9 +651,9 @@ static void run_block(const simt_launch_options &o, dim3 block)
         f->position = simt_position{dim3(n % o.block.x, n / o.block.x % o.block.y, n / o.block.x / o.block.y),
                                     block, o.block, o.grid};
         f->index = i;
-        f->done = 0;
         f->copy_count = f->group = 0;
         start_fiber(f);
+        f->done = 0;
     }
     for (int w = 0; w < m->threads / 32; w++)
         m->warps[w] = warp{0xffffffffu, 0, {NULL, NULL, 0}};
@@ -669,6 +672,7 @@ static void prepare_machine(int threads)
         fiber *f = &self->fibers[i];
         if (f->stack != NULL)
             continue;
+        f->done = 1;
         void *stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (stack == MAP_FAILED)

@@ -16,8 +16,7 @@ set_source_files_properties(${OT_CUDA_KERNEL_SOURCES} PROPERTIES LANGUAGE CXX CO
 add_library(simt STATIC simt/simt.cc ${OT_CUDA_KERNEL_SOURCES})
 target_include_directories(simt SYSTEM PUBLIC ${OT_CUDA_INCLUDE})
 target_link_libraries(simt PUBLIC ot_build)
-# The indices are unsigned, the conversions between them and size_t many and harmless.
-target_compile_options(simt PRIVATE -Wno-unknown-pragmas -Wno-conversion -Wno-sign-conversion -Wno-shadow)
+target_compile_options(simt PRIVATE -Wno-unknown-pragmas) # those for unrolling
 add_library(simt_harness STATIC simt/compare.c)
 target_link_libraries(simt_harness PUBLIC simt kernels_harness)
 
@@ -25,6 +24,7 @@ function(ot_simt_test name)
   ot_test(simt ${name} cuda ${ARGN})
   target_link_libraries(test_simt_${name} PRIVATE simt_harness)
   set_target_properties(test_simt_${name} PROPERTIES LINKER_LANGUAGE CXX)
+  set_tests_properties(simt/${name} PROPERTIES TIMEOUT 600)
 endfunction()
 
 add_executable(test_simt_emulator simt/test_emulator.cc)

@@ -187,7 +187,7 @@ void a_missing_barrier_shows(void **)
 __global__ void copy(const float *in, float *out, int waits)
 {
     OT_SHARED(float, [32 * 4], tile);
-    ot_copy_async(&tile[threadIdx.x * 4], in + threadIdx.x * 4, threadIdx.x == 31 ? 8 : 16);
+    ot_copy_async(&tile[threadIdx.x * 4], in + threadIdx.x * 4, threadIdx.x == 31 ? 8u : 16u);
     ot_copy_commit();
     if (waits)
         ot_copy_wait<0>();
