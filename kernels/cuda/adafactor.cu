@@ -21,8 +21,9 @@ __device__ inline float grad_at(const ot_update &u, size_t i)
  * would be 0. */
 __device__ inline float scale_grad(const ot_adafactor &a, size_t i, float grad)
 {
-    float root = a.rows == 1 ? 1.0f : sqrtf(a.r[a.first_row + i / a.cols] / a.row_mean[0]);
-    return grad / (root * sqrtf(a.c[i % a.cols]));
+    size_t element = a.first_column + i;
+    float root = a.rows == 1 ? 1.0f : sqrtf(a.r[a.first_row + element / a.cols] / a.row_mean[0]);
+    return grad / (root * sqrtf(a.c[element % a.cols]));
 }
 
 /* The lanes of half a warp added up, j and j+8, then j and j+4, and so on: in lane 0. */

@@ -99,16 +99,21 @@ typedef struct factored {
     float row_mean[1];
 } factored;
 
+/* Statistics in pieces of rows, the update in pieces that begin and end within one. */
 static void run_pass(const ot_kernels *kernels, ot_stream *stream, factored *f, size_t k,
                      ot_adafactor_pass pass)
 {
     ot_adafactor a = f->a;
+    size_t n = a.rows * a.cols, size = n;
     a.pass = pass;
-    size_t size = pass == OT_ADAFACTOR_COLUMNS || pass == OT_ADAFACTOR_RMS ? a.rows : f->rows_at_once;
-    for (size_t row = 0; row < a.rows; row += size) {
-        size_t rows = a.rows - row < size ? a.rows - row : size;
-        a.first_row = row;
-        a.update = piece(&f->p, k, row * a.cols, rows * a.cols);
+    if (pass == OT_ADAFACTOR_STATS)
+        size = f->rows_at_once * a.cols;
+    else if (pass == OT_ADAFACTOR_APPLY)
+        size = n / 3 + 1;
+    for (size_t begin = 0; begin < n; begin += size) {
+        a.first_row = begin / a.cols;
+        a.first_column = begin % a.cols;
+        a.update = piece(&f->p, k, begin, n - begin < size ? n - begin : size);
         kernels->adafactor(stream, &a);
     }
 }
