@@ -14,7 +14,7 @@ __device__ inline float grad_at(const ot_update &u, size_t i)
     float g = u.grad_dtype == OT_FP32   ? ((const float *)u.grad)[i]
               : u.grad_dtype == OT_BF16 ? widen(((const __nv_bfloat16 *)u.grad)[i])
                                         : widen(((const __half *)u.grad)[i]);
-    return g * u.step->grad_scale;
+    return times(g, u.step->grad_scale);
 }
 
 /* u = g / sqrt(r/row_mean * c), the roots taken one by one, since the product of a small r and a small c
@@ -23,7 +23,7 @@ __device__ inline float scale_grad(const ot_adafactor &a, size_t i, float grad)
 {
     size_t element = a.first_column + i;
     float root = a.rows == 1 ? 1.0f : sqrtf(a.r[a.first_row + element / a.cols] / a.row_mean[0]);
-    return grad / (root * sqrtf(a.c[element % a.cols]));
+    return grad / times(root, sqrtf(a.c[element % a.cols]));
 }
 
 /* The lanes of half a warp added up, j and j+8, then j and j+4, and so on: in lane 0. */
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) row_statistics(ot_adafactor a)
         return;
     float beta2 = u.step->beta2_adafactor, average = (float)(sum / (double)a.cols + (double)a.eps1);
     float *r = &a.r[a.first_row + row];
-    *r = beta2 * *r + (1.0f - beta2) * average;
+    *r = times(beta2, *r) + times(1.0f - beta2, average);
 }
 
 /* A thread for each column; rows one after the other, so that chunks of rows add up as the whole does. */
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) column_sums(ot_adafactor a)
 #pragma unroll 8
     for (size_t i = j; i < u.n; i += a.cols) {
         float g = grad_at(u, i);
-        sum += g * g + a.eps1;
+        sum += times(g, g) + a.eps1;
     }
     a.column_sums[j] = sum;
 }
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) column_moments(ot_adafactor a)
     if (u.step->skip || j >= a.cols)
         return;
     float beta2 = u.step->beta2_adafactor;
-    a.c[j] = beta2 * a.c[j] + (1.0f - beta2) * (a.column_sums[j] / (float)a.rows);
+    a.c[j] = times(beta2, a.c[j]) + times(1.0f - beta2, a.column_sums[j] / (float)a.rows);
 }
 
 __global__ void __launch_bounds__(32) row_mean(ot_adafactor a)
@@ -134,12 +134,12 @@ struct apply {
         if (u.step->skip)
             return;
         float rms = (float)sqrt(a.square_sum[0] / ((double)a.rows * (double)a.cols));
-        float decay = u.step->lr * u.weight_decay, rate = u.step->lr / (rms <= 1.0f ? 1.0f : rms);
+        float decay = times(u.step->lr, u.weight_decay), rate = u.step->lr / (rms <= 1.0f ? 1.0f : rms);
         pack g = load_grad(u, i, left, aligned), p = load_master(u, i, left, aligned);
 #pragma unroll
         for (unsigned k = 0; k < PACK; k++)
             if (k < left && u.step->lr != 0) /* p - 0*x is not always p: -0, inf */
-                p.v[k] = (p.v[k] - decay * p.v[k]) - rate * scale_grad(a, i + k, g.v[k]);
+                p.v[k] = (p.v[k] - times(decay, p.v[k])) - times(rate, scale_grad(a, i + k, g.v[k]));
         store_master(u, i, left, aligned, p);
     }
 };

@@ -40,6 +40,12 @@ __device__ inline void narrow(__nv_bfloat16 *out, float x)
     *out = __float2bfloat16_rn(x);
 }
 
+/* A product that is rounded before it is added to anything: the compiler may not fuse it. */
+__device__ inline float times(float a, float b)
+{
+    return __fmul_rn(a, b);
+}
+
 /* ---- Packs ---- */
 
 struct pack {

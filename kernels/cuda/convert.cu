@@ -149,7 +149,7 @@ template <class T> struct add_scaled {
         pack sum = load_pack(a.dst + i, left, aligned), x = load_pack((const T *)a.src + i, left, aligned);
 #pragma unroll
         for (unsigned k = 0; k < PACK; k++)
-            sum.v[k] += x.v[k] * a.factor;
+            sum.v[k] += times(x.v[k], a.factor);
         store_pack(a.dst + i, left, aligned, sum);
     }
 };

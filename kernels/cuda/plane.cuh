@@ -1,6 +1,6 @@
 /* The planes that both optimizers' kernels read and write: gradient, master and weight, a pack at a time.
  *
- * Compiled without contraction to fused multiply-adds, the arithmetic gives the CPU device's bytes, so that a
+ * Products are rounded before they are added (`times`), so that the arithmetic gives the CPU device's bytes and a
  * plane may be updated on either. */
 #ifndef OT_KERNELS_CUDA_PLANE_CUH
 #define OT_KERNELS_CUDA_PLANE_CUH
@@ -37,7 +37,7 @@ __device__ inline pack load_grad(const ot_update &u, size_t i, size_t left, int 
     float scale = u.step->grad_scale;
 #pragma unroll
     for (unsigned k = 0; k < PACK; k++)
-        g.v[k] *= scale;
+        g.v[k] = times(g.v[k], scale);
     return g;
 }
 

@@ -21,34 +21,41 @@ struct factors {
 __device__ inline factors make_factors(const ot_update &u)
 {
     const ot_update_step &s = *u.step;
-    return factors{
-        s.lr,           s.lr * u.weight_decay, u.weight_decay,        u.beta1, 1.0f - u.beta1, u.beta2,
-        1.0f - u.beta2, s.lr / s.bias1,        1.0f / sqrtf(s.bias2), u.eps};
+    return factors{s.lr,
+                   times(s.lr, u.weight_decay),
+                   u.weight_decay,
+                   u.beta1,
+                   1.0f - u.beta1,
+                   u.beta2,
+                   1.0f - u.beta2,
+                   s.lr / s.bias1,
+                   1.0f / sqrtf(s.bias2),
+                   u.eps};
 }
 
 /* AdamW takes its decay from the parameter, Adam adds it to the gradient. */
 __device__ inline float adam(const factors &f, bool decoupled, float grad, float p, float *m, float *v)
 {
-    float g = decoupled ? grad : grad + f.weight_decay * p;
-    float q = decoupled ? p - f.decay * p : p;
-    *m = f.beta1 * *m + f.rest1 * g;
-    *v = f.beta2 * *v + f.rest2 * (g * g);
-    return q - f.step * (*m / (sqrtf(*v) * f.root + f.eps));
+    float g = decoupled ? grad : grad + times(f.weight_decay, p);
+    float q = decoupled ? p - times(f.decay, p) : p;
+    *m = times(f.beta1, *m) + times(f.rest1, g);
+    *v = times(f.beta2, *v) + times(f.rest2, times(g, g));
+    return q - times(f.step, *m / (times(sqrtf(*v), f.root) + f.eps));
 }
 
 __device__ inline float sgd(const factors &f, float grad, float p, float *m)
 {
-    *m = f.beta1 * *m + (grad + f.weight_decay * p);
-    return p - f.lr * *m;
+    *m = times(f.beta1, *m) + (grad + times(f.weight_decay, p));
+    return p - times(f.lr, *m);
 }
 
 /* The sign of NaN is NaN. */
 __device__ inline float lion(const factors &f, float grad, float p, float *m)
 {
-    float mixed = f.beta1 * *m + f.rest1 * grad, q = p - f.decay * p;
+    float mixed = times(f.beta1, *m) + times(f.rest1, grad), q = p - times(f.decay, p);
     float sign = mixed > 0.0f ? 1.0f : mixed < 0.0f ? -1.0f : mixed;
-    *m = f.beta2 * *m + f.rest2 * grad;
-    return q - f.lr * sign;
+    *m = times(f.beta2, *m) + times(f.rest2, grad);
+    return q - times(f.lr, sign);
 }
 
 __device__ inline float step(ot_optimizer kind, const factors &f, float grad, float p, float *m, float *v)
@@ -80,8 +87,9 @@ __device__ inline pack load_moment(const moment &m, size_t i, size_t left)
     pack x;
 #pragma unroll
     for (unsigned k = 0; k < PACK; k++) {
-        float value = m.is_square ? (float)q.element[k] * unit : (float)(int8_t)q.element[k] * unit;
-        x.v[k] = m.is_square ? value * value : value;
+        float value =
+            m.is_square ? times((float)q.element[k], unit) : times((float)(int8_t)q.element[k], unit);
+        x.v[k] = m.is_square ? times(value, value) : value;
     }
     return x;
 }
@@ -110,7 +118,7 @@ __device__ inline float largest_magnitude(const pack &x, size_t left)
 __device__ inline uint8_t quantize(float x, uint32_t word, float inverse, float limit, bool is_signed)
 {
     float shift = is_signed ? limit : 0.0f, most = limit + shift;
-    float y = x * inverse * limit + shift + (float)(int)(word >> 8) * 0x1p-24f;
+    float y = times(times(x, inverse), limit) + shift + times((float)(int)(word >> 8), 0x1p-24f);
     float least = !is_signed && x > 0.0f ? 1.0f : 0.0f;
     y = y < most ? y : most; /* NaN too */
     y = y > least ? y : least;

@@ -84,11 +84,24 @@ def check(nvcc, source, architecture):
     return faults
 
 
+def check_rounding(nvcc, source, architecture):
+    """What has to give the CPU's bytes has no product that is fused with a sum, or may be."""
+    done = subprocess.run([nvcc, "-std=c++17", "-O3", "-I", sys.argv[2], "-arch=" + architecture, "-ptx", "-o", "-", source],
+                          capture_output=True, text=True)
+    fused = re.findall(r"\b(?:fma\.rn\.f32|mul\.f32)\b.*", done.stdout)
+    if done.returncode != 0:
+        sys.exit(done.stdout + done.stderr)
+    print("%s for %s: %d products that are not rounded" % (source, architecture, len(fused)))
+    return ["%s: %s" % (source, text) for text in fused]
+
+
 def main():
     nvcc, folder, architecture = sys.argv[1:]
     faults = []
     for name in ("attention_forward.cu", "attention_backward.cu"):
         faults += check(nvcc, "%s/kernels/cuda/%s" % (folder, name), architecture)
+    for name in ("update.cu", "adafactor.cu"):
+        faults += check_rounding(nvcc, "%s/kernels/cuda/%s" % (folder, name), architecture)
     print("\n".join(faults))
     sys.exit(1 if faults else 0)
 

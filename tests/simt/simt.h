@@ -180,6 +180,12 @@ inline unsigned __float_as_uint(float x)
     return u;
 }
 
+/* Compiled without contraction. */
+inline float __fmul_rn(float a, float b)
+{
+    return a * b;
+}
+
 /* ---- Counters ---- */
 
 void simt_count(uint64_t read_bytes, uint64_t written_bytes);
