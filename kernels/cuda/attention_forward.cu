@@ -6,7 +6,7 @@
 namespace
 {
 
-template <class T, int HD> struct forward_shape : share<HD, 4, sizeof(T) == 4 ? 128 : 256> {
+template <class T, int HD> struct forward_shape : share<HD, 4, sizeof(T) == 2 ? 256 : HD == 128 ? 64 : 128> {
     static constexpr int KEYS = sizeof(T) == 4 ? 16 : HD <= 128 ? 64 : 32;
     static constexpr int SHARED_BYTES = tile<T, HD>::bytes(share<HD, 4, 256>::ROWS + 2 * KEYS);
 };
