@@ -14,7 +14,7 @@ extern "C" {
 #endif
 
 /* One more for every change of this table, of device.h's structs or of kernels.h. */
-enum { OT_BACKEND_VERSION = 1 };
+enum { OT_BACKEND_VERSION = 2 };
 
 typedef struct ot_device_ops {
     uint32_t version; /* OT_BACKEND_VERSION */
@@ -69,8 +69,9 @@ struct ot_event {
     ot_device *device;
 };
 
-/* The table, or NULL where the implementation does not have `version`. */
-typedef const ot_device_ops *ot_backend_entry(uint32_t version);
+/* The table, or NULL where the implementation does not have `version`. `program_error` gives the calling thread's last
+ * failure in the program, whose host functions fail there. */
+typedef const ot_device_ops *ot_backend_entry(uint32_t version, ot_error (*program_error)(void));
 #define OT_BACKEND_SYMBOL "ot_backend"
 
 /* The CPU device. */

@@ -1,8 +1,14 @@
 /* Picks a device, and passes each call on to its implementation. */
 #include "kernels/device.h"
 
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "io/log.h"
 #include "kernels/backend.h"
 
 /* A failure inside a loaded implementation has its text there: it is raised again here. */
@@ -14,22 +20,105 @@ static ot_status result(const ot_device_ops *ops, ot_status status)
     return ot_error_raise(&error);
 }
 
-/* The implementation of `kind`. "auto" means the best one that this machine can run. */
-static ot_status find_backend(const char *kind, const ot_device_ops **ops)
+/* ---- The plugin ---- */
+
+static const char plugin_name[] = "libofftrain_cuda.so";
+
+/* The folder of the running program, with its last slash; "" where the kernel does not tell. */
+static void find_program_folder(char *out, size_t size)
 {
-    *ops = ot_cpu_backend();
-    if (kind == NULL || strcmp(kind, "auto") == 0 || strcmp(kind, "cpu") == 0)
-        return OT_OK;
-    if (strcmp(kind, "cuda") == 0)
-        return ot_fail(OT_ERR_DEVICE, "device cuda: this build has no CUDA device; use --device cpu");
-    return ot_fail(OT_ERR_USAGE, "device %s: unknown; use auto, cpu or cuda", kind);
+    ssize_t length = readlink("/proc/self/exe", out, size - 1);
+    out[length > 0 ? length : 0] = '\0';
+    char *slash = strrchr(out, '/');
+    out[slash != NULL ? slash + 1 - out : 0] = '\0';
+}
+
+/* It stays open until the program ends: its texts and threads outlive a device. */
+static void *open_plugin(void)
+{
+    const char *named = getenv("OFFTRAIN_CUDA_PLUGIN");
+    if (named != NULL)
+        return dlopen(named, RTLD_NOW | RTLD_LOCAL);
+    static const char *const folders[] = {"", "../lib/"};
+    char folder[PATH_MAX], path[PATH_MAX + 64];
+    find_program_folder(folder, sizeof folder);
+    for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++) {
+        snprintf(path, sizeof path, "%s%s%s", folder, folders[i], plugin_name);
+        if (access(path, F_OK) == 0)
+            return dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    }
+    return NULL;
+}
+
+/* Without a driver nothing else is looked at: the libraries of CUDA take half a second to load. */
+static int has_driver(void)
+{
+    if (getenv("OFFTRAIN_CUDA_PLUGIN") != NULL)
+        return 1;
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (driver != NULL)
+        dlclose(driver);
+    return driver != NULL;
+}
+
+static ot_status find_cuda(const ot_device_ops **ops)
+{
+    ot_backend_entry *entry;
+    if (!has_driver())
+        return ot_fail(OT_ERR_DEVICE, "device cuda: this machine has no NVIDIA driver (libcuda.so.1)");
+    (void)dlerror();
+    void *library = open_plugin();
+    if (library == NULL) {
+        const char *reason = dlerror();
+        return ot_fail(OT_ERR_DEVICE, "device cuda: %s",
+                       reason != NULL ? reason : "this build has no CUDA device (libofftrain_cuda.so)");
+    }
+    void *symbol = dlsym(library, OT_BACKEND_SYMBOL);
+    memcpy(&entry, &symbol, sizeof entry); /* C has no cast for it */
+    *ops = entry != NULL ? entry(OT_BACKEND_VERSION, ot_error_take) : NULL;
+    if (*ops == NULL)
+        return ot_fail(OT_ERR_DEVICE, "device cuda: %s is of another version of offtrain; build both again",
+                       plugin_name);
+    return OT_OK;
+}
+
+/* ---- Opening ---- */
+
+static ot_status open_cuda(const ot_device_options *options, ot_device **out)
+{
+    const ot_device_ops *ops;
+    OT_TRY(find_cuda(&ops));
+    return result(ops, ops->open(options, out));
+}
+
+static ot_status open_cpu(const ot_device_options *options, ot_device **out)
+{
+    const ot_device_ops *ops = ot_cpu_backend();
+    return result(ops, ops->open(options, out));
+}
+
+/* A machine without a driver is none of a user's mistakes; one whose GPU cannot be used may be. */
+static ot_status open_best(const ot_device_options *options, ot_device **out)
+{
+    ot_status status = open_cuda(options, out);
+    if (status != OT_ERR_DEVICE)
+        return status;
+    ot_log(has_driver() ? OT_LOG_WARNING : OT_LOG_INFO, "%s: going on with the CPU device", ot_error_text());
+    return open_cpu(options, out);
 }
 
 ot_status ot_device_open(const ot_device_options *options, ot_device **out)
 {
-    const ot_device_ops *ops;
-    OT_TRY(find_backend(options->kind, &ops));
-    return result(ops, ops->open(options, out));
+    const char *kind = options->kind;
+    if (kind == NULL || strcmp(kind, "auto") == 0)
+        return open_best(options, out);
+    if (strcmp(kind, "cpu") == 0)
+        return open_cpu(options, out);
+    if (strcmp(kind, "cuda") == 0) {
+        ot_status status = open_cuda(options, out);
+        return status == OT_ERR_DEVICE ? ot_fail(status, "%s; use --device cpu", ot_error_text()) : status;
+    }
+    return ot_fail(OT_ERR_USAGE, "device %s: unknown; use auto, cpu or cuda", kind);
 }
 
 void ot_device_close(ot_device *device)

@@ -10,9 +10,9 @@
  * where the stream's queue is full. One thread at a time enqueues on a stream.
  *
  * Failures. A call that enqueues returns nothing. The first failure of any work sticks to the device: what is
- * enqueued or waiting on any of its streams is then skipped (events are still recorded and host functions
- * still called, so that nothing waits for ever), and every synchronisation returns that failure until the
- * device is closed.
+ * enqueued or waiting on any of its streams is then skipped (on a GPU what waits still runs; events are still
+ * recorded and host functions still called, so that nothing waits for ever), and every synchronisation returns
+ * that failure until the device is closed.
  *
  * Common subset of C and C++. */
 #ifndef OT_KERNELS_DEVICE_H
@@ -46,7 +46,12 @@ typedef struct ot_device_options {
 } ot_device_options;
 
 /* Opens a device. `options` and its texts are read during the call only. OT_ERR_USAGE for an unknown kind or
- * isa, OT_ERR_DEVICE where this machine does not have it. */
+ * isa, OT_ERR_DEVICE where this machine does not have it. "auto" falls back to the CPU device with a line in the
+ * log where there is a GPU that cannot be used.
+ *
+ * The CUDA device is a library of its own, libofftrain_cuda.so beside the program or in ../lib, which is opened
+ * where the driver's libcuda.so.1 is; OFFTRAIN_CUDA_PLUGIN names another one, which is opened without asking for the
+ * driver. */
 ot_status ot_device_open(const ot_device_options *options, ot_device **out) OT_MUST_CHECK;
 
 /* Waits for all streams, then frees everything that is still open on the device. NULL is allowed. */
@@ -58,11 +63,13 @@ typedef struct ot_device_info {
     char isa[32];           /* "avx512", "sm_89" */
     uint64_t memory_bytes;  /* the cap */
     uint64_t total_bytes;   /* what the device has */
+    uint64_t own_bytes;     /* of the cap, what the device itself takes: context and libraries */
     uint32_t dtypes;        /* bit 1 << ot_dtype: the kernels take it */
     uint32_t native_dtypes; /* as above: its matrix products run faster in it than in FP32 */
     int units;              /* threads of the team, or multiprocessors */
     int copy_lanes;         /* copies that run at the same time as compute: 1 or 2 */
     int host_memory;        /* 1: kernels of this device may be given host memory too */
+    int numa_node; /* the kernel's number of the memory nearest to the device; -1: none, or unknown */
 } ot_device_info;
 
 void ot_device_query(const ot_device *device, ot_device_info *out);

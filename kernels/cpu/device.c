@@ -112,6 +112,7 @@ static void cpu_query(const ot_device *base, ot_device_info *out)
         .units = ot_team_count(device->team),
         .copy_lanes = 2,
         .host_memory = 1,
+        .numa_node = -1,
     };
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512bf16"))
