@@ -65,7 +65,7 @@ static void run_head(ot_trainer *t, const ot_operation *op, ot_stream *stream)
             ot_trainer_at(t, op->places[2]), ot_trainer_at(t, op->places[3]), ot_trainer_at(t, op->places[6]),
             ot_trainer_at(t, op->places[7]), t->grad_scale, t->loss_sum, ot_trainer_at(t, op->places[5]));
     if ((size_t)op->micro_batch + 1 == t->training.M)
-        ot_copy_d2h(stream, &t->host_loss_sum, t->loss_sum, sizeof t->host_loss_sum);
+        ot_copy_d2h(stream, t->host_loss_sum, t->loss_sum, sizeof *t->host_loss_sum);
 }
 
 static void run_backward(const ot_trainer *t, const ot_operation *op, ot_stream *stream)
@@ -136,14 +136,34 @@ static const char *on_chunk_name(void *context, const ot_chunk *chunk, ot_plane 
 
 /* ---- opening ---- */
 
+/* The table of the rotary embedding, made on the host. */
+static ot_status fill_rope(ot_trainer *t, float *device_table, uint64_t bytes)
+{
+    const ot_training *training = &t->training;
+    const ot_stream_options options = {.kind = OT_STREAM_H2D, .name = "trainer"};
+    ot_stream *stream;
+    void *table;
+    OT_TRY(ot_arena_take(t->arena, bytes, OT_PAGE_BYTES, &table));
+    ot_rope_table(&training->model->config.rope, training->model->config.HD, training->T, table);
+    OT_TRY(ot_stream_open(t->device, &options, &stream));
+    ot_copy_h2d(stream, device_table, table, bytes);
+    ot_status status = ot_stream_synchronize(stream);
+    ot_stream_close(stream);
+    t->compute.rope = device_table;
+    return status;
+}
+
 static ot_status open_memory(ot_trainer *t)
 {
     const ot_training *training = &t->training;
-    ot_arena *arena;
     void *block;
     OT_TRY(ot_host_open(training->budget[OT_TIER_HOST], &t->host));
     OT_TRY(ot_arena_open(t->host, "trainer", ot_training_host_bytes(training, t->plan->chunk_params),
-                         OT_PAGES_TRANSPARENT, &arena));
+                         OT_PAGES_TRANSPARENT, &t->arena));
+    ot_arena *arena = t->arena;
+    t->pinned = ot_device_pin(t->device, ot_arena_base(arena), ot_arena_bytes(arena)) == OT_OK;
+    OT_TRY(ot_arena_take(arena, OT_PAGE_BYTES, OT_PAGE_BYTES, &block));
+    t->host_loss_sum = block;
     OT_TRY(ot_arena_take(arena, ot_training_data_bytes(training), OT_PAGE_BYTES, &block));
     t->data = block;
     OT_TRY(ot_arena_take(arena, t->plan->chunk_params * sizeof(float), OT_PAGE_BYTES, &block));
@@ -164,13 +184,7 @@ static ot_status open_memory(ot_trainer *t)
     t->logits = (float *)(void *)((char *)block + OT_PAGE_BYTES);
     if (rope_bytes == 0)
         return OT_OK;
-    float *device_table = (float *)(void *)((char *)t->logits + logits_bytes);
-    void *table;
-    OT_TRY(ot_arena_take(arena, rope_bytes, OT_PAGE_BYTES, &table));
-    ot_rope_table(&training->model->config.rope, training->model->config.HD, training->T, table);
-    ot_copy_h2d(t->update_stream, device_table, table, rope_bytes);
-    t->compute.rope = device_table;
-    return ot_stream_synchronize(t->update_stream);
+    return fill_rope(t, (float *)(void *)((char *)t->logits + logits_bytes), rope_bytes);
 }
 
 static ot_status open_devices(ot_trainer *t)
@@ -256,6 +270,8 @@ void ot_trainer_close(ot_trainer *t)
     ot_stream_close(t->update_stream);
     if (t->cpu != t->device)
         ot_device_close(t->cpu);
+    if (t->pinned)
+        ot_device_unpin(t->device, ot_arena_base(t->arena));
     ot_device_close(t->device);
     ot_host_close(t->host);
     ot_plan_free(t->plan);
@@ -367,7 +383,7 @@ ot_status ot_trainer_step(ot_trainer *t, double lr, uint64_t trained_tokens, ot_
     t->update_due = 0;
     result->list = kind;
     result->stats = ot_mover_statistics(t->mover);
-    result->loss = t->host_loss_sum / (double)trained_tokens;
+    result->loss = *t->host_loss_sum / (double)trained_tokens;
     measure_phases(t, kind, result);
     OT_TRY(judge(t, result));
     if (!t->plan->update_in_backward)
@@ -389,7 +405,7 @@ ot_status ot_trainer_evaluate(ot_trainer *t, uint64_t trained_tokens, double *lo
 {
     OT_TRY(ot_trainer_drain(t));
     OT_TRY(ot_mover_run(t->mover, OT_LIST_EVAL));
-    *loss = t->host_loss_sum / (double)trained_tokens;
+    *loss = *t->host_loss_sum / (double)trained_tokens;
     return OT_OK;
 }
 

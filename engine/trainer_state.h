@@ -23,7 +23,9 @@ struct ot_trainer {
     int16_t *remainder; /* host: what is left of them beside weights, for inference in bf16; otherwise NULL */
     ot_factored factored; /* host: with Adafactor; otherwise without moments */
     double *loss_sum;     /* device: over the step's trained tokens */
-    double host_loss_sum;
+    double *host_loss_sum;
+    ot_arena *arena; /* what the trainer has of the host: pinned, where the device can */
+    int pinned;
     float *logits;      /* device: [V], of one row */
     size_t logits_row;  /* of the micro-batch */
     float *host_logits; /* where the head's row goes in place of its loss, or NULL */

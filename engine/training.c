@@ -83,7 +83,7 @@ uint64_t ot_training_host_bytes(const ot_training *training, uint64_t chunk_para
         bytes += chunk_params * sizeof(int16_t);
     if (ot_training_is_factored(training))
         bytes += ot_factored_lay_out(training->model, chunk_params, NULL, &(ot_factored){0});
-    return ot_round_up(bytes + 5 * OT_PAGE_BYTES, OT_HUGE_PAGE_BYTES);
+    return ot_round_up(bytes + 6 * OT_PAGE_BYTES, OT_HUGE_PAGE_BYTES);
 }
 
 /* Without anything that needs the whole gradient first, a layer is updated as soon as its own gradient is complete. */
@@ -123,6 +123,15 @@ static uint64_t choose_chunk(const ot_training *training)
     return chunk > 0 ? chunk : OT_SUM_BLOCK;
 }
 
+/* What the device takes of its cap before anything is placed on it. */
+static uint64_t device_own_bytes(const ot_training *training)
+{
+    ot_device_info info = {.own_bytes = 0};
+    if (training->sizing_device != NULL)
+        ot_device_query(training->sizing_device, &info);
+    return info.own_bytes;
+}
+
 void ot_training_request(const ot_training *training, ot_plan_layer layers[], ot_plan_stage stages[],
                          ot_plan_request *request)
 {
@@ -141,7 +150,8 @@ void ot_training_request(const ot_training *training, ot_plan_layer layers[], ot
         .data_bytes = ot_training_data_bytes(training),
         .workspace_bytes = ot_compute_workspace(&compute),
         /* What the plan's own arenas are rounded up by is in it, too. */
-        .device_fixed_bytes = ot_training_device_bytes(training) + OT_HUGE_PAGE_BYTES,
+        .device_fixed_bytes =
+            ot_training_device_bytes(training) + device_own_bytes(training) + OT_HUGE_PAGE_BYTES,
         .host_fixed_bytes = ot_training_host_bytes(training, chunk) + OT_HUGE_PAGE_BYTES,
         .weight_dtype = training->dtype,
         .master_format = training->dtype == OT_BF16 ? OT_MASTER_SPLIT : OT_MASTER_FP32,
