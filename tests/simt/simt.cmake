@@ -9,13 +9,13 @@ endif()
 enable_language(CXX)
 set(CMAKE_CXX_STANDARD 17)
 
-file(GLOB OT_CUDA_KERNEL_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/kernels/cuda/*.cu)
 set_source_files_properties(${OT_CUDA_KERNEL_SOURCES} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS
                             "-x;c++;-include;${CMAKE_SOURCE_DIR}/tests/simt/simt.h")
 # The kernels' launchers where a launch is a call.
 add_library(simt STATIC simt/simt.cc ${OT_CUDA_KERNEL_SOURCES})
 target_include_directories(simt SYSTEM PUBLIC ${OT_CUDA_INCLUDE})
 target_link_libraries(simt PUBLIC ot_build)
+set_target_properties(simt PROPERTIES POSITION_INDEPENDENT_CODE ON) # part of the emulated plugin, too
 target_compile_options(simt PRIVATE -Wno-unknown-pragmas) # those for unrolling
 add_library(simt_harness STATIC simt/compare.c)
 target_link_libraries(simt_harness PUBLIC simt kernels_harness)

@@ -1,0 +1,78 @@
+# The CUDA device where there is no GPU: its host sources against the fake runtime (tests/fakecuda), its kernels against
+# the SIMT emulator (tests/simt). All of it needs CUDA's headers and no compiler of CUDA's.
+
+# This needs neither.
+ot_test(cuda absent cuda)
+target_link_libraries(test_cuda_absent PRIVATE ${CMAKE_DL_LIBS})
+target_compile_definitions(test_cuda_absent PRIVATE OT_COMMAND="$<TARGET_FILE:offtrain>")
+if(OT_SANITIZE)
+  target_compile_definitions(test_cuda_absent PRIVATE OT_SANITIZED)
+endif()
+add_dependencies(test_cuda_absent offtrain)
+if(TARGET offtrain_cuda)
+  target_compile_definitions(test_cuda_absent PRIVATE OT_REAL_PLUGIN="$<TARGET_FILE:offtrain_cuda>")
+  add_dependencies(test_cuda_absent offtrain_cuda)
+endif()
+
+if(NOT TARGET simt) # which has said why
+  return()
+endif()
+
+function(ot_cuda_headers target)
+  target_include_directories(${target} SYSTEM PRIVATE ${OT_CUDA_INCLUDE})
+  target_link_libraries(${target} PRIVATE ot_build)
+endfunction()
+
+# One instance of the fakes, shared by the plugin and by the tests, which set it up and read its counters.
+add_library(fakecuda SHARED fakecuda/cublas.c fakecuda/memory.c fakecuda/runtime.c fakecuda/stream.c)
+ot_cuda_headers(fakecuda)
+set_source_files_properties(fakecuda/cublas.c fakecuda/memory.c fakecuda/runtime.c fakecuda/stream.c PROPERTIES
+                            COMPILE_OPTIONS -fvisibility=default) # after the project's own
+target_link_libraries(fakecuda PRIVATE Threads::Threads)
+
+add_library(fakenvml SHARED fakecuda/nvml.c)
+ot_cuda_headers(fakenvml)
+target_link_libraries(fakenvml PRIVATE fakecuda)
+set_target_properties(fakenvml PROPERTIES PREFIX "" OUTPUT_NAME libnvidia-ml SUFFIX .so.1
+                      LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/fakenvml)
+
+add_library(offtrain_cudaemu MODULE ${OT_CUDA_HOST_SOURCES} cuda/emulated.c)
+ot_cuda_headers(offtrain_cudaemu)
+# Pieces small enough that a test has many of them.
+target_compile_definitions(offtrain_cudaemu PRIVATE OT_CUDA_PIN_PIECE_BYTES=1048576ull)
+target_link_libraries(offtrain_cudaemu PRIVATE simt fakecuda ${CMAKE_DL_LIBS})
+if(NOT OT_SANITIZE) # whose runtimes are found in the program
+  target_link_options(offtrain_cudaemu PRIVATE LINKER:-z,defs)
+endif()
+set_target_properties(offtrain_cudaemu PROPERTIES BUILD_RPATH "${CMAKE_CURRENT_BINARY_DIR}/fakenvml" LINKER_LANGUAGE CXX)
+add_dependencies(offtrain_cudaemu fakenvml)
+
+# Builds tests/cuda/test_<name>.c, which opens the emulated plugin.
+function(ot_cuda_test name)
+  ot_test(cuda ${name} cuda ${ARGN})
+  set(target test_cuda_${name})
+  ot_cuda_headers(${target})
+  target_link_libraries(${target} PRIVATE fakecuda)
+  target_compile_definitions(${target} PRIVATE OT_CUDA_PLUGIN="$<TARGET_FILE:offtrain_cudaemu>")
+  add_dependencies(${target} offtrain_cudaemu)
+endfunction()
+
+ot_cuda_test(order concurrent)
+ot_cuda_test(device concurrent)
+ot_cuda_test(engine concurrent)
+ot_cuda_test(matmul)
+target_link_libraries(test_cuda_matmul PRIVATE kernels_harness)
+
+# The invariants of the whole engine, on the emulated device in both ways to run. Minutes of emulated kernels.
+foreach(mode executor threads)
+  add_test(NAME cuda/trainer_${mode} COMMAND test_engine_trainer)
+  set_tests_properties(cuda/trainer_${mode} PROPERTIES LABELS "cuda;slow" TIMEOUT 1200 ENVIRONMENT
+    "OT_TEST_DEVICE=cuda;OFFTRAIN_CUDA_PLUGIN=$<TARGET_FILE:offtrain_cudaemu>;FAKECUDA_SEED=3;FAKECUDA_THREADS=$<STREQUAL:${mode},threads>")
+endforeach()
+
+# What tools/gpu_check runs on a card; here, small, on the emulated one.
+add_executable(gpu_check cuda/gpu_check.c cuda/gpu_check_kernels.c cuda/gpu_check_speeds.c)
+target_link_libraries(gpu_check PRIVATE engine kernels_harness)
+add_test(NAME cuda/gpu_check COMMAND gpu_check tiny)
+set_tests_properties(cuda/gpu_check PROPERTIES LABELS cuda TIMEOUT 600 ENVIRONMENT
+                     "OFFTRAIN_CUDA_PLUGIN=$<TARGET_FILE:offtrain_cudaemu>")

@@ -1,0 +1,192 @@
+/* The engine on the emulated CUDA device: it learns what the CPU device learns, waits for the device at the end of a step
+ * only, and gives the same bytes for every seed and both ways to run. */
+#include <math.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "engine/data.h"
+#include "engine/trainer.h"
+#include "tests/cuda/emulator.h"
+
+enum { T = 24, SEQUENCES = 2, LOSSES = 20, CLOCK_TRIES = 3, DEVICE_STREAMS = 3 };
+
+static const ot_model_config tiny = {
+    .family = OT_FAMILY_LLAMA,
+    .architecture = "LlamaForCausalLM",
+    .C = 32,
+    .L = 2,
+    .NH = 4,
+    .NKV = 2,
+    .HD = 16,
+    .F = 96,
+    .V = 131,
+    .positions = 64,
+    .norm_eps = 1e-5f,
+    .rope = {.kind = OT_ROPE_PLAIN, .theta = 10000},
+    .bos = -1,
+    .eos = -1,
+    .init_std = 0.05,
+};
+
+static ot_model *open_model(void)
+{
+    ot_model *model;
+    assert_int_equal(ot_model_open(&tiny, &model), OT_OK);
+    return model;
+}
+
+static ot_training training_for(const ot_model *model, const char *device, ot_dtype dtype)
+{
+    const ot_placement any = {1, 0, 0};
+    return (ot_training){
+        .model = model,
+        .B = 1,
+        .T = T,
+        .M = SEQUENCES,
+        .dtype = dtype,
+        .state_dtype = OT_FP32,
+        .grad_dtype = dtype,
+        .optimizer = OT_OPTIMIZER_ADAMW,
+        .beta1 = 0.9f,
+        .beta2 = 0.99f,
+        .eps = 1e-8f,
+        .weight_decay = 0.1f,
+        .max_grad_norm = 1,
+        .loss_scale = dtype == OT_FP16 ? 1024 : 0,
+        .seed = 7,
+        .weights = any,
+        .states = any,
+        .grads = any,
+        .acts = any,
+        .overlap = 1,
+        .budget = {UINT64_C(1) << 30, UINT64_C(1) << 30, 0},
+        .device = device,
+        .threads = 2,
+    };
+}
+
+typedef struct outcome {
+    double loss[LOSSES];
+    uint64_t host_syncs; /* the most in one step */
+} outcome;
+
+static void train(const ot_training *training, int steps, outcome *out)
+{
+    ot_dataset *data;
+    ot_data_options options = {.T = T, .V = training->model->config.V, .shuffle = 1, .seed = 3};
+    assert_int_equal(ot_dataset_open(&options, &data), OT_OK);
+    ot_trainer *trainer;
+    if (ot_trainer_open(training, &trainer) != OT_OK)
+        fail_msg("%s", ot_error_text());
+    out->host_syncs = 0;
+    for (int step = 0; step < steps; step++) {
+        ot_step_result result;
+        uint64_t trained =
+            ot_dataset_fill(data, (uint64_t)step, training->B, training->M, ot_trainer_data(trainer));
+        uint64_t before = fakecuda_count().host_syncs;
+        if (ot_trainer_step(trainer, 3e-3, trained, &result) != OT_OK)
+            fail_msg("%s", ot_error_text());
+        uint64_t waits = fakecuda_count().host_syncs - before;
+        out->host_syncs = waits > out->host_syncs ? waits : out->host_syncs;
+        out->loss[step] = result.loss;
+    }
+    ot_trainer_close(trainer);
+    ot_dataset_close(data);
+}
+
+static void it_learns_what_the_cpu_device_learns(void **state)
+{
+    (void)state;
+    static const ot_dtype dtypes[] = {OT_FP32, OT_BF16, OT_FP16};
+    ot_model *model = open_model();
+    fakecuda_configure(&(fakecuda_options){.seed = 1, .threads = FIRST_MODE});
+    for (int d = 0; d < 3; d++) {
+        ot_training cpu = training_for(model, "cpu", dtypes[d]),
+                    cuda = training_for(model, "cuda", dtypes[d]);
+        outcome expected, found;
+        train(&cpu, LOSSES, &expected);
+        train(&cuda, LOSSES, &found);
+        double worst = 0;
+        for (int step = 0; step < LOSSES; step++)
+            worst = fmax(worst, fabs(found.loss[step] - expected.loss[step]));
+        print_message("%s: losses %.4f to %.4f, largest difference %.2g\n", ot_dtype_name(dtypes[d]),
+                      expected.loss[0], expected.loss[LOSSES - 1], worst);
+        assert_true(expected.loss[LOSSES - 1] < expected.loss[0] - 0.05);
+        assert_true(worst <= 1e-3);
+    }
+    ot_model_close(model);
+}
+
+/* Everything on the host, so that all of it moves in each step. */
+static ot_training moving(const ot_model *model)
+{
+    const ot_placement on_host = {0, OT_TIER_HOST, 1};
+    ot_training training = training_for(model, "cuda", OT_BF16);
+    training.weights = training.states = training.grads = training.acts = on_host;
+    return training;
+}
+
+static void a_step_waits_at_its_end_only(void **state)
+{
+    (void)state;
+    ot_model *model = open_model();
+    fakecuda_configure(&(fakecuda_options){.seed = 5, .threads = FIRST_MODE});
+    ot_training training = moving(model);
+    outcome out;
+    train(&training, 3, &out);
+    assert_in_range(out.host_syncs, 1, CLOCK_TRIES + DEVICE_STREAMS); /* of hundreds of operations */
+    fakecuda_counters counted = fakecuda_count();
+    assert_int_equal(counted.pageable_copies, 0);
+    assert_int_equal(counted.refused, 0);
+    assert_int_equal(counted.pinned_bytes, 0); /* given back */
+    assert_true(counted.h2d_bytes > 0 && counted.d2h_bytes > 0 && counted.products > 0);
+    ot_model_close(model);
+}
+
+static void the_order_of_the_device_changes_nothing(void **state)
+{
+    (void)state;
+    enum { STEPS = 2 };
+    ot_model *model = open_model();
+    ot_training training = moving(model);
+    outcome first = {.loss = {0}}, other;
+    fakecuda_options options = {0};
+    FOR_EVERY_RUN(options)
+    {
+        train(&training, STEPS, first.loss[0] == 0 ? &first : &other);
+        if (memcmp(first.loss, other.loss, STEPS * sizeof first.loss[0]) != 0 &&
+            seed_ + (uint64_t)mode_ > 1 + FIRST_MODE)
+            fail_msg("threads %d, seed %d: loss %.17g, expected %.17g", options.threads, (int)options.seed,
+                     other.loss[STEPS - 1], first.loss[STEPS - 1]);
+    }
+    ot_model_close(model);
+}
+
+/* With --gpu-mem a hair above what is planned the run fits, and the card never holds more than that. */
+static void the_cap_holds(void **state)
+{
+    (void)state;
+    ot_model *model = open_model();
+    fakecuda_configure(&(fakecuda_options){.seed = 2, .threads = FIRST_MODE});
+    ot_training training = training_for(model, "cuda", OT_BF16);
+    training.budget[OT_TIER_DEVICE] = 128 * MIB;
+    outcome out;
+    train(&training, 2, &out);
+    assert_in_range(fakecuda_count().device_peak_bytes, 60 * MIB, 128 * MIB);
+    training.budget[OT_TIER_DEVICE] = 92 * MIB; /* 88 of them for the context */
+    ot_trainer *trainer;
+    assert_int_equal(ot_trainer_open(&training, &trainer), OT_ERR_FIT);
+    ot_model_close(model);
+}
+
+int main(void)
+{
+    use_emulator();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(it_learns_what_the_cpu_device_learns),
+        cmocka_unit_test(a_step_waits_at_its_end_only),
+        cmocka_unit_test(the_order_of_the_device_changes_nothing),
+        cmocka_unit_test(the_cap_holds),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
