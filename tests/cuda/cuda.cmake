@@ -40,12 +40,12 @@ add_library(offtrain_cudaemu MODULE ${OT_CUDA_HOST_SOURCES} cuda/emulated.c)
 ot_cuda_headers(offtrain_cudaemu)
 # Pieces small enough that a test has many of them.
 target_compile_definitions(offtrain_cudaemu PRIVATE OT_CUDA_PIN_PIECE_BYTES=1048576ull)
-target_link_libraries(offtrain_cudaemu PRIVATE simt fakecuda ${CMAKE_DL_LIBS})
+# Loaded with the plugin, for it to find by name: AddressSanitizer does not look where a plugin's own path says.
+target_link_libraries(offtrain_cudaemu PRIVATE simt fakecuda -Wl,--no-as-needed fakenvml ${CMAKE_DL_LIBS})
 if(NOT OT_SANITIZE) # whose runtimes are found in the program
   target_link_options(offtrain_cudaemu PRIVATE LINKER:-z,defs)
 endif()
-set_target_properties(offtrain_cudaemu PROPERTIES BUILD_RPATH "${CMAKE_CURRENT_BINARY_DIR}/fakenvml" LINKER_LANGUAGE CXX)
-add_dependencies(offtrain_cudaemu fakenvml)
+set_target_properties(offtrain_cudaemu PROPERTIES LINKER_LANGUAGE CXX)
 
 # Builds tests/cuda/test_<name>.c, which opens the emulated plugin.
 function(ot_cuda_test name)
@@ -57,9 +57,9 @@ function(ot_cuda_test name)
   add_dependencies(${target} offtrain_cudaemu)
 endfunction()
 
-ot_cuda_test(order concurrent)
-ot_cuda_test(device concurrent)
-ot_cuda_test(engine concurrent)
+ot_cuda_test(order)
+ot_cuda_test(device)
+ot_cuda_test(engine)
 ot_cuda_test(matmul)
 target_link_libraries(test_cuda_matmul PRIVATE kernels_harness)
 

@@ -27,7 +27,10 @@ static cudaError_t enqueue(cudaStream_t stream, simt_run *run, void *context)
     if (kernel == NULL)
         return cudaErrorMemoryAllocation;
     *kernel = (launch){run, context};
-    return fakecuda_launch(stream, run_kernel, kernel);
+    cudaError_t error = fakecuda_launch(stream, run_kernel, kernel);
+    if (error != cudaSuccess)
+        free(kernel);
+    return error;
 }
 
 /* FAKECUDA_SEED sets the order of threads, too: forward, reverse, then random ones. */

@@ -261,7 +261,7 @@ int main(void)
     use_emulator();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_double_buffer_is_right),
-#if !defined(__SANITIZE_THREAD__) /* which reports them: see order_race */
+#if !defined(__SANITIZE_THREAD__) /* which reports them itself */
         cmocka_unit_test(a_missing_wait_for_the_copy_is_caught),
         cmocka_unit_test(a_missing_wait_for_the_slot_is_caught),
         cmocka_unit_test(an_early_reuse_of_a_pinned_buffer_is_caught),

@@ -68,16 +68,17 @@ static cudaError_t run_call(void *args)
     return cudaSuccess;
 }
 
-/* On a lost device events alone still happen, so that nobody waits for ever: as on a card, whose waits return. */
+/* On a lost device no host function is called, as on a card; the rest runs to give back what it owns, and nobody looks at
+ * what it writes. */
 static void run_operation(fake_operation *operation)
 {
-    int is_event = operation->run == run_wait || operation->run == run_record;
-    if (fake.lost != 0 && !is_event)
-        return;
-    cudaError_t error = operation->is_kernel_or_copy ? fake_execution_fault() : cudaSuccess;
+    cudaError_t error = operation->is_kernel_or_copy ? fake_execution_fault() : cudaSuccess,
+                own = cudaSuccess;
+    if (fake.lost == 0 || operation->run != run_call)
+        own = operation->run(operation->args);
     if (error == cudaSuccess)
-        error = operation->run(operation->args);
-    if (error != cudaSuccess)
+        error = own;
+    if (error != cudaSuccess && fake.lost == 0)
         fake.lost = (int)error;
 }
 

@@ -24,7 +24,8 @@ void simt_set_order(simt_order order, uint64_t seed);
 
 /* What becomes of a launch. By default it runs at once. A hook gets it instead, with a context of its own,
  * and calls run(context) exactly once, when the stream's turn comes: that runs the kernel, frees the context
- * and returns what a real launch failure would be. Bad launches are refused before the hook. */
+ * and returns what a real launch failure would be. A hook that returns an error has not called it and never
+ * will. Bad launches are refused before the hook. */
 typedef cudaError_t simt_run(void *context);
 typedef cudaError_t simt_hook(cudaStream_t stream, simt_run *run, void *context);
 void simt_set_hook(simt_hook *hook);

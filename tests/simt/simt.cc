@@ -664,10 +664,30 @@ static void run_block(const simt_launch_options &o, dim3 block)
     }
 }
 
+/* A machine ends with its thread. */
+struct keeper {
+    ~keeper()
+    {
+        for (int i = 0; i < THREADS_MAX; i++) {
+            if (self->fibers[i].stack == NULL)
+                continue;
+#if defined(__SANITIZE_ADDRESS__)
+            __asan_unpoison_memory_region(self->fibers[i].stack, STACK_BYTES); /* others get the addresses */
+#endif
+            munmap(self->fibers[i].stack, STACK_BYTES);
+        }
+        delete self;
+        self = NULL;
+    }
+};
+
 static void prepare_machine(int threads)
 {
-    if (self == NULL)
+    if (self == NULL) {
         self = new machine();
+        static thread_local keeper of_this_thread;
+        (void)&of_this_thread;
+    }
     for (int i = 0; i < threads; i++) {
         fiber *f = &self->fibers[i];
         if (f->stack != NULL)
@@ -755,5 +775,12 @@ cudaError_t simt_launch(const simt_launch_options *options, simt_body *body, sim
         return cudaErrorInvalidConfiguration;
     }
     launch *l = new launch{*options, body, release, context};
-    return hook != NULL ? hook(options->stream, run_launch, l) : run_launch(l);
+    if (hook == NULL)
+        return run_launch(l);
+    cudaError_t error = hook(options->stream, run_launch, l);
+    if (error != cudaSuccess) {
+        release(context);
+        delete l;
+    }
+    return error;
 }
