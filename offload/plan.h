@@ -267,30 +267,6 @@ ot_status ot_plan_fits(const ot_plan_request *request) OT_MUST_CHECK;
 
 void ot_plan_free(ot_plan *plan); /* NULL is allowed */
 
-/* A change of a request that does not fit. */
-typedef enum ot_change {
-    OT_CHANGE_WEIGHTS, /* a forced placement left to the plan: this one and the three that follow */
-    OT_CHANGE_ACTS,
-    OT_CHANGE_STATES,
-    OT_CHANGE_GRADS,
-    OT_CHANGE_MOMENTS, /* moments in 8 bits */
-    OT_CHANGE_DEVICE,  /* a budget of `bytes` at least */
-    OT_CHANGE_HOST,
-    OT_CHANGE_NVME,
-    OT_CHANGES,
-} ot_change;
-
-typedef struct ot_suggestion {
-    ot_change change;
-    uint64_t bytes;
-    int with_next; /* 1: helps only together with the suggestion that follows */
-} ot_suggestion;
-
-/* The smallest changes that would make a request fit, each by itself where one is enough; otherwise budgets
- * that do it together. Returns their number, 0 where the request fits as it is or makes no sense. Budgets are
- * to the MiB and, where states are to be split between host and NVMe, to a chunk or two. */
-size_t ot_plan_suggest(const ot_plan_request *request, ot_suggestion out[OT_CHANGES]);
-
 /* Bytes that `count` elements of a plane take in the formats of the request; 0: the plane does not exist.
  * Scales of 8-bit moments follow the values, at ot_moment_scales. `count` starts at a multiple of
  * OT_MOMENT_BLOCK. */

@@ -1,6 +1,5 @@
 /* A plan in the making, shared by the files that make it: plan.c makes the choices, plan_fit.c fits them into
- * the budgets, plan_places.c lays the places out, plan_lists.c writes the lists, plan_suggest.c tries out
- * what would fit.
+ * the budgets, plan_places.c lays the places out, plan_lists.c writes the lists.
  *
  * A visit is one stage's turn in a step: forward through stages 0 … S-2, the head S-1, backward through S-2 …
  * 0. So there are 2S-1 visits, each of M micro-batches; for inference the S forward ones. */

@@ -400,97 +400,6 @@ static void need_is_enough(void **state)
     }
 }
 
-static int fits(const ot_plan_request *request)
-{
-    ot_plan *plan;
-    ot_status status = ot_plan_make(request, &plan);
-    ot_plan_free(plan);
-    assert_true(status == OT_OK || status == OT_ERR_FIT);
-    return status == OT_OK;
-}
-
-/* Applies one suggestion; budgets less `short_of` bytes. */
-static void follow(ot_plan_request *r, const ot_suggestion *s, uint64_t short_of)
-{
-    const ot_placement automatic = {.automatic = 1};
-    switch (s->change) {
-    case OT_CHANGE_WEIGHTS:
-        r->weights = automatic;
-        break;
-    case OT_CHANGE_ACTS:
-        r->acts = automatic;
-        break;
-    case OT_CHANGE_STATES:
-        r->states = automatic;
-        break;
-    case OT_CHANGE_GRADS:
-        r->grads = automatic;
-        break;
-    case OT_CHANGE_MOMENTS:
-        r->moment1_dtype = r->moment2_dtype = OT_INT8;
-        break;
-    case OT_CHANGE_DEVICE:
-        r->budget[OT_TIER_DEVICE] = s->bytes - short_of;
-        break;
-    case OT_CHANGE_HOST:
-        r->budget[OT_TIER_HOST] = s->bytes - short_of;
-        break;
-    case OT_CHANGE_NVME:
-        r->budget[OT_TIER_NVME] = s->bytes - short_of;
-        break;
-    case OT_CHANGES:
-        fail();
-    }
-}
-
-/* Followed, a suggestion makes the request fit; a budget of a little less does not. */
-static void suggestions_help_and_are_the_smallest(void **state)
-{
-    (void)state;
-    static model m;
-    size_t seen[OT_CHANGES] = {0}, together = 0, inferences = 0;
-    for (uint64_t seed = 0; seed < 56; seed++) {
-        uint64_t draws = seed;
-        model_7b(&m, (size_t)4096 << draw(&draws, 4));
-        machine_4090(&m, 8 << draw(&draws, 5), (int)draw(&draws, 2));
-        ot_plan_request *r = &m.request;
-        r->chunk_params = 256 * OT_SUM_BLOCK * (1 + draw(&draws, 2));
-        r->budget[OT_TIER_DEVICE] = (uint64_t)(3 << draw(&draws, 4)) << 30;
-        if (draw(&draws, 3) == 0)
-            r->budget[OT_TIER_NVME] /= 40;
-        if (draw(&draws, 2))
-            r->weights = r->acts = (ot_placement){.tier = OT_TIER_DEVICE, .share = 1};
-        if (draw(&draws, 2))
-            r->states = r->grads = (ot_placement){.tier = OT_TIER_HOST, .share = 1};
-        r->inference = seed % 4 == 3;
-        inferences += r->inference && !fits(r);
-        ot_suggestion s[OT_CHANGES];
-        size_t count = ot_plan_suggest(r, s);
-        assert_int_equal(count > 0, !fits(r));
-        for (size_t i = 0; i < count; i++) {
-            ot_plan_request changed = *r, less = *r;
-            size_t last = i;
-            for (; s[last].with_next; last++)
-                follow(&changed, &s[last], 0);
-            follow(&changed, &s[last], 0);
-            assert_true(fits(&changed));
-            seen[s[i].change]++;
-            together += s[i].with_next != 0;
-            less = changed;
-            /* The host holds whole chunks, so that budgets are to the states of a chunk or two. */
-            follow(&less, &s[i], (2 << 20) + (s[i].change == OT_CHANGE_DEVICE ? 0 : 28 * r->chunk_params));
-            if (s[i].change >= OT_CHANGE_DEVICE && fits(&less))
-                fail_msg("seed %d: change %d is more than is needed", (int)seed, (int)s[i].change);
-            i = last;
-        }
-    }
-    assert_true(inferences > 0);
-    for (int change = 0; change < OT_CHANGES; change++)
-        print_message("change %d: %zu times\n", change, seen[change]);
-    assert_true(seen[OT_CHANGE_DEVICE] > 0 && seen[OT_CHANGE_HOST] > 0 && seen[OT_CHANGE_NVME] > 0 &&
-                together > 0 && seen[OT_CHANGE_MOMENTS] > 0 && seen[OT_CHANGE_STATES] > 0);
-}
-
 static void contradictions_are_refused(void **state)
 {
     (void)state;
@@ -572,7 +481,6 @@ int main(void)
         cmocka_unit_test(memory_is_used_up),
         cmocka_unit_test(what_does_not_fit_is_told),
         cmocka_unit_test(need_is_enough),
-        cmocka_unit_test(suggestions_help_and_are_the_smallest),
         cmocka_unit_test(contradictions_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
