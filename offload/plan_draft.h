@@ -1,5 +1,6 @@
 /* A plan in the making, shared by the files that make it: plan.c makes the choices, plan_fit.c fits them into
- * the budgets, plan_places.c lays the places out, plan_lists.c writes the lists.
+ * the budgets, plan_places.c lays the places out, with plan_slots.c for those that layers share,
+ * plan_lists.c writes the lists.
  *
  * A visit is one stage's turn in a step: forward through stages 0 … S-2, the head S-1, backward through S-2 …
  * 0. So there are 2S-1 visits, each of M micro-batches; for inference the S forward ones. */
@@ -107,6 +108,14 @@ void ot_draft_smallest(ot_draft *draft);
 
 /* Writes one list for the layout at hand. */
 ot_status ot_draft_list(ot_draft *draft, ot_list_kind kind, ot_list *out) OT_MUST_CHECK;
+
+/* Adds a slot of `bytes` to the layout; *out is its place, -1 without bytes. */
+ot_status ot_draft_add_slot(ot_draft *draft, ot_tier tier, ot_plane plane, uint64_t bytes,
+                            int32_t *out) OT_MUST_CHECK;
+
+/* The device slots of the weights that are not resident, for each visit, and of the layers' gradients. */
+ot_status ot_draft_place_weights(ot_draft *draft) OT_MUST_CHECK;
+ot_status ot_draft_place_grads(ot_draft *draft) OT_MUST_CHECK;
 
 static inline size_t ot_draft_layers(const ot_draft *draft)
 {

@@ -44,7 +44,7 @@ static ot_status add_place(ot_draft *draft, ot_place place, int is_home, int32_t
     return OT_OK;
 }
 
-static ot_status add_slot(ot_draft *draft, ot_tier tier, ot_plane plane, uint64_t bytes, int32_t *out)
+ot_status ot_draft_add_slot(ot_draft *draft, ot_tier tier, ot_plane plane, uint64_t bytes, int32_t *out)
 {
     *out = NONE;
     if (bytes == 0)
@@ -58,7 +58,7 @@ static ot_status add_pool(ot_draft *draft, ot_tier tier, ot_plane plane, uint64_
     *pool = (ot_pool){.first = (int32_t)draft->plan->place_count, .count = count};
     for (size_t i = 0; i < count; i++) {
         int32_t place;
-        OT_TRY(add_slot(draft, tier, plane, bytes, &place));
+        OT_TRY(ot_draft_add_slot(draft, tier, plane, bytes, &place));
     }
     return OT_OK;
 }
@@ -241,159 +241,7 @@ static ot_status place_kept(ot_draft *draft)
     return OT_OK;
 }
 
-/* ---- device slots that layers share ---- */
-
-static int larger_first(const ot_stay *x, const ot_stay *y)
-{
-    return x->bytes > y->bytes ? -1 : x->bytes < y->bytes;
-}
-
-static int earlier_first(const ot_stay *x, const ot_stay *y)
-{
-    return x->first < y->first ? -1 : x->first > y->first;
-}
-
-static int by_size(const void *a, const void *b)
-{
-    int order = larger_first(a, b);
-    return order != 0 ? order : earlier_first(a, b);
-}
-
-static int by_time(const void *a, const void *b)
-{
-    int order = earlier_first(a, b);
-    return order != 0 ? order : larger_first(a, b);
-}
-
-/* Whether a slot, given by the last of the stays it has got, is free for another. */
-static int is_free(const ot_stay *stays, int32_t last, const ot_stay *wanted)
-{
-    for (int32_t i = last; i != NONE; i = stays[i].before)
-        if (stays[i].first <= wanted->last && wanted->first <= stays[i].last)
-            return 0;
-    return 1;
-}
-
-/* Gives each stay, in the order they have, the free slot that grows least and is least too large. Returns the
- * bytes of all slots. */
-static uint64_t assign_slots(ot_draft *draft, ot_stay *stays, size_t count, size_t *slots)
-{
-    uint64_t *sizes = draft->slot_sizes;
-    int32_t *last = draft->slot_last;
-    uint64_t total = 0;
-    *slots = 0;
-    for (size_t i = 0; i < count; i++) {
-        size_t best = *slots;
-        uint64_t best_cost = UINT64_MAX;
-        for (size_t slot = 0; slot < *slots; slot++) {
-            uint64_t cost = sizes[slot] >= stays[i].bytes ? sizes[slot] - stays[i].bytes : UINT64_MAX / 2;
-            if (cost < best_cost && is_free(stays, last[slot], &stays[i])) {
-                best = slot;
-                best_cost = cost;
-            }
-        }
-        if (best == *slots) {
-            sizes[best] = 0;
-            last[best] = NONE;
-            (*slots)++;
-        }
-        stays[i].slot = (int32_t)best;
-        stays[i].before = last[best];
-        last[best] = (int32_t)i;
-        uint64_t more = stays[i].bytes > sizes[best] ? stays[i].bytes - sizes[best] : 0;
-        sizes[best] += more;
-        total += more;
-    }
-    return total;
-}
-
-/* Makes as few bytes of slots as two simple orders find, and turns each stay's slot into its place. The stays
- * come back sorted in one of the orders; `tag` tells them apart. */
-static ot_status share_slots(ot_draft *draft, ot_plane plane, ot_stay *stays, size_t count)
-{
-    size_t slots;
-    if (count == 0)
-        return OT_OK;
-    qsort(stays, count, sizeof *stays, by_size);
-    uint64_t by_size_bytes = assign_slots(draft, stays, count, &slots);
-    qsort(stays, count, sizeof *stays, by_time);
-    uint64_t by_time_bytes = assign_slots(draft, stays, count, &slots);
-    if (by_size_bytes < by_time_bytes) {
-        qsort(stays, count, sizeof *stays, by_size);
-        assign_slots(draft, stays, count, &slots);
-    }
-    int32_t first = (int32_t)draft->plan->place_count;
-    for (size_t slot = 0; slot < slots; slot++) {
-        int32_t place;
-        OT_TRY(add_slot(draft, OT_TIER_DEVICE, plane, draft->slot_sizes[slot], &place));
-    }
-    for (size_t i = 0; i < count; i++)
-        stays[i].slot += first;
-    return OT_OK;
-}
-
-/* Where the weights are at each visit. A layer stays in its slot between two visits that are so close that
- * fetching it again would have to begin at once. */
-static ot_status place_weight_slots(ot_draft *draft)
-{
-    const ot_plan_request *request = draft->request;
-    int32_t depth = draft->choice.prefetch_depth, count = 0;
-    for (size_t l = 0; l < request->layer_count; l++)
-        draft->layer_stay[l] = NONE;
-    for (size_t v = 0; v < draft->V; v++)
-        for (int j = 0; j < OT_STAGE_LAYERS; j++) {
-            int l = request->stages[ot_visit_stage(draft, v)].layers[j];
-            draft->fetched[v][j] = 0;
-            draft->weights[v][j] = l >= 0 ? draft->plan->resident[l] : NONE;
-            if (l < 0 || draft->plan->resident[l] != NONE)
-                continue;
-            int32_t stay = draft->layer_stay[l];
-            if (stay == NONE || (int32_t)v - draft->stays[stay].last > 2 * depth) {
-                draft->fetched[v][j] = 1;
-                stay = draft->layer_stay[l] = count++;
-                draft->stays[stay] =
-                    (ot_stay){.bytes = ot_plane_bytes(request, OT_PLANE_WEIGHT, request->layers[l].params),
-                              .first = (int32_t)v - depth,
-                              .tag = stay};
-            }
-            draft->stays[stay].last = (int32_t)v;
-            draft->weights[v][j] = stay; /* until the stay has its slot */
-        }
-    OT_TRY(share_slots(draft, OT_PLANE_WEIGHT, draft->stays, (size_t)count));
-    for (int32_t i = 0; i < count; i++)
-        draft->stay_slot[draft->stays[i].tag] = draft->stays[i].slot;
-    for (size_t v = 0; v < draft->V; v++)
-        for (int j = 0; j < OT_STAGE_LAYERS; j++) {
-            int l = request->stages[ot_visit_stage(draft, v)].layers[j];
-            if (l >= 0 && draft->plan->resident[l] == NONE)
-                draft->weights[v][j] = draft->stay_slot[draft->weights[v][j]];
-        }
-    return OT_OK;
-}
-
-/* FP32 gradients live from the first backward visit until they are reduced, what crosses to the host one
- * visit longer, so that it crosses while the next layer works. */
-static ot_status place_grad_slots(ot_draft *draft)
-{
-    const ot_plan_request *request = draft->request;
-    int crosses_as_is = request->grad_dtype == OT_FP32;
-    for (int crossing = 0; crossing < (crosses_as_is ? 1 : 2); crossing++) {
-        for (size_t l = 0; l < request->layer_count; l++) {
-            ot_stay *stay = &draft->stays[l];
-            uint64_t params = request->layers[l].params;
-            stay->bytes = crossing ? ot_plane_bytes(request, OT_PLANE_GRAD, params) : params * sizeof(float);
-            stay->first = crossing ? draft->last_backward[l] : draft->first_backward[l];
-            stay->last = draft->last_backward[l] + (crossing || crosses_as_is);
-            stay->tag = (int32_t)l;
-        }
-        OT_TRY(share_slots(draft, OT_PLANE_GRAD, draft->stays, request->layer_count));
-        for (size_t i = 0; i < request->layer_count; i++)
-            (crossing ? draft->staging : draft->grad32)[draft->stays[i].tag] = draft->stays[i].slot;
-    }
-    if (crosses_as_is)
-        memcpy(draft->staging, draft->grad32, request->layer_count * sizeof *draft->staging);
-    return OT_OK;
-}
+/* ---- device slots ---- */
 
 static uint64_t sums_bytes(uint64_t params)
 {
@@ -407,18 +255,19 @@ static ot_status place_device_slots(ot_draft *draft)
     uint64_t largest = 0;
     for (size_t l = 0; l < request->layer_count; l++)
         largest = largest > request->layers[l].params ? largest : request->layers[l].params;
-    OT_TRY(place_weight_slots(draft));
+    OT_TRY(ot_draft_place_weights(draft));
     if (!request->inference)
-        OT_TRY(place_grad_slots(draft));
+        OT_TRY(ot_draft_place_grads(draft));
     for (int i = 0; i < 2 && !request->inference; i++)
-        OT_TRY(add_slot(draft, OT_TIER_DEVICE, OT_PLANE_GRAD, sums_bytes(largest), &draft->sums[i]));
+        OT_TRY(ot_draft_add_slot(draft, OT_TIER_DEVICE, OT_PLANE_GRAD, sums_bytes(largest), &draft->sums[i]));
     /* Without boundaries to fetch one more is enough: each stage writes where the one before has been read. */
     draft->act_spare = request->inference ? 1 : draft->choice.device_boundaries + 2 < draft->S ? 2 : 0;
     OT_TRY(add_pool(draft, OT_TIER_DEVICE, OT_PLANE_ACTIVATION, request->boundary_bytes,
                     draft->M + draft->act_spare, &draft->act_slots));
-    OT_TRY(add_slot(draft, OT_TIER_DEVICE, OT_PLANE_ACTIVATION, request->data_bytes, &plan->data_place));
-    return add_slot(draft, OT_TIER_DEVICE, OT_PLANE_ACTIVATION, request->workspace_bytes,
-                    &plan->workspace_place);
+    OT_TRY(ot_draft_add_slot(draft, OT_TIER_DEVICE, OT_PLANE_ACTIVATION, request->data_bytes,
+                             &plan->data_place));
+    return ot_draft_add_slot(draft, OT_TIER_DEVICE, OT_PLANE_ACTIVATION, request->workspace_bytes,
+                             &plan->workspace_place);
 }
 
 /* ---- host slots ---- */
@@ -445,8 +294,9 @@ static ot_status place_host_slots(ot_draft *draft)
     const ot_plan_request *request = draft->request;
     ot_plan *plan = draft->plan;
     for (size_t l = 0; l < request->layer_count; l++)
-        OT_TRY(add_slot(draft, OT_TIER_HOST, OT_PLANE_GRAD,
-                        request->inference ? 0 : sums_bytes(request->layers[l].params), &plan->partials[l]));
+        OT_TRY(ot_draft_add_slot(draft, OT_TIER_HOST, OT_PLANE_GRAD,
+                                 request->inference ? 0 : sums_bytes(request->layers[l].params),
+                                 &plan->partials[l]));
     for (int p = 0; p < OT_PLANES; p++) {
         ot_plane plane = (ot_plane)p;
         uint64_t bytes = plane == OT_PLANE_ACTIVATION ? request->boundary_bytes : draft->ring_bytes[p];
