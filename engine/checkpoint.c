@@ -1,7 +1,6 @@
 #include "engine/checkpoint.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +13,7 @@
 #include "engine/modelfile.h"
 #include "engine/training.h"
 #include "io/file.h"
+#include "io/path.h"
 #include "io/text.h"
 
 /* The tensor sets of a checkpoint. */
@@ -71,8 +71,8 @@ static ot_status open_writers(writing *w, const char *folder)
     static const ot_value_plane planes[SETS] = {OT_VALUE_MASTER, OT_VALUE_MASTER, OT_VALUE_MOMENT1,
                                                 OT_VALUE_MOMENT2};
     for (size_t i = 0; i < w->count; i++) {
-        char directory[PATH_MAX + 16];
-        snprintf(directory, sizeof directory, "%s/%s", folder, sets[i].folder);
+        char directory[PATH_MAX];
+        OT_TRY(ot_path_format(directory, "%s/%s", folder, sets[i].folder));
         const ot_model_writer_options options = {
             .model = training->model,
             .directory = directory,
@@ -131,13 +131,13 @@ static ot_status read_factors(const char *state_folder, float *factors, size_t c
 
 ot_status ot_checkpoint_restore(const char *path, const ot_run_state *state, ot_trainer *trainer)
 {
-    char state_folder[PATH_MAX + 16];
+    char state_folder[PATH_MAX];
     size_t count;
     float *factors = ot_trainer_factors(trainer, &count);
     ot_trainer_set_state(trainer, &state->trainer);
     if (count == 0)
         return OT_OK;
-    snprintf(state_folder, sizeof state_folder, "%s/state", path);
+    OT_TRY(ot_path_format(state_folder, "%s/state", path));
     return read_factors(state_folder, factors, count);
 }
 
@@ -145,9 +145,9 @@ ot_status ot_checkpoint_restore(const char *path, const ot_run_state *state, ot_
 
 static ot_status write_config(const ot_checkpoint_options *options, const char *folder)
 {
-    char path[PATH_MAX + 16];
+    char path[PATH_MAX];
     ot_hf_config *config;
-    snprintf(path, sizeof path, "%s/config.json", folder);
+    OT_TRY(ot_path_format(path, "%s/config.json", folder));
     if (options->model_directory != NULL)
         OT_TRY(ot_hf_config_open(options->model_directory, &config));
     else
@@ -189,10 +189,10 @@ out:
 static ot_status write_all(writing *w, ot_trainer *trainer, ot_run_state *state, const char *folder,
                            uint64_t *bytes)
 {
-    char state_folder[PATH_MAX + 16];
+    char state_folder[PATH_MAX];
     ot_manifest found;
     const ot_sink sink = {take, w};
-    snprintf(state_folder, sizeof state_folder, "%s/state", folder);
+    OT_TRY(ot_path_format(state_folder, "%s/state", folder));
     if (mkdir(folder, 0777) != 0 || mkdir(state_folder, 0777) != 0)
         return ot_fail(OT_ERR_IO, "%s: cannot be made: %s", folder, strerror(errno));
     OT_TRY(open_writers(w, folder));
@@ -256,8 +256,8 @@ struct ot_checkpoint_source {
 
 ot_status ot_checkpoint_source_open(const char *path, const ot_training *training, ot_checkpoint_source **out)
 {
-    char directory[PATH_MAX + 16];
-    snprintf(directory, sizeof directory, "%s/state", path);
+    char directory[PATH_MAX];
+    OT_TRY(ot_path_format(directory, "%s/state", path));
     size_t count = set_count(training);
     const ot_model_source_options options = {
         .model = training->model,

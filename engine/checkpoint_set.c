@@ -13,16 +13,14 @@
 
 #include "io/file.h"
 #include "io/log.h"
+#include "io/path.h"
 
 #define PREFIX "checkpoint-"
 #define UNFINISHED ".tmp"
 
 ot_status ot_checkpoint_path(const char *folder, uint64_t step, int unfinished, char *path)
 {
-    if (snprintf(path, PATH_MAX, "%s/" PREFIX "%" PRIu64 "%s", folder, step, unfinished ? UNFINISHED : "") <
-        PATH_MAX)
-        return OT_OK;
-    return ot_fail(OT_ERR_IO, "%.80s…: too long a path", folder);
+    return ot_path_format(path, "%s/" PREFIX "%" PRIu64 "%s", folder, step, unfinished ? UNFINISHED : "");
 }
 
 /* ---- what is there ---- */
@@ -117,8 +115,8 @@ static ot_status remove_folder(const char *path)
 {
     enum { OPEN_MAX_FOLDERS = 16 };
     char manifest[PATH_MAX];
-    if (snprintf(manifest, sizeof manifest, "%s/" OT_MANIFEST_NAME, path) < PATH_MAX)
-        unlink(manifest);
+    OT_TRY(ot_path_format(manifest, "%s/" OT_MANIFEST_NAME, path));
+    unlink(manifest);
     if (nftw(path, remove_entry, OPEN_MAX_FOLDERS, FTW_DEPTH | FTW_PHYS | FTW_MOUNT) != 0)
         return ot_fail(OT_ERR_IO, "%s: cannot be removed: %s", path, strerror(errno));
     return OT_OK;
@@ -167,9 +165,8 @@ static ot_status point_latest(const char *folder, uint64_t step)
 {
     char target[64], link[PATH_MAX], fresh[PATH_MAX];
     snprintf(target, sizeof target, PREFIX "%" PRIu64, step);
-    if (snprintf(fresh, sizeof fresh, "%s/latest" UNFINISHED, folder) >= PATH_MAX)
-        return ot_fail(OT_ERR_IO, "%.80s…: too long a path", folder);
-    snprintf(link, sizeof link, "%s/latest", folder);
+    OT_TRY(ot_path_format(fresh, "%s/latest" UNFINISHED, folder));
+    OT_TRY(ot_path_format(link, "%s/latest", folder));
     unlink(fresh);
     if (symlink(target, fresh) != 0 || rename(fresh, link) != 0)
         return ot_fail(OT_ERR_IO, "%s: cannot be made: %s", link, strerror(errno));

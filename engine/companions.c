@@ -4,13 +4,13 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "io/file.h"
+#include "io/path.h"
 
 static const char *const names[] = {
     "tokenizer.json",     "tokenizer_config.json",
@@ -45,9 +45,8 @@ ot_status ot_companions_copy(const char *from, const char *to)
 {
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char source[PATH_MAX], target[PATH_MAX];
-        if (snprintf(source, sizeof source, "%s/%s", from, names[i]) >= PATH_MAX ||
-            snprintf(target, sizeof target, "%s/%s", to, names[i]) >= PATH_MAX)
-            return ot_fail(OT_ERR_IO, "%.80s…: too long a path", from);
+        OT_TRY(ot_path_format(source, "%s/%s", from, names[i]));
+        OT_TRY(ot_path_format(target, "%s/%s", to, names[i]));
         int fd = open(source, O_RDONLY | O_CLOEXEC);
         if (fd < 0 && errno == ENOENT)
             continue;

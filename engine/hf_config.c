@@ -12,6 +12,7 @@
 
 #include "engine/hf.h"
 #include "io/file.h"
+#include "io/path.h"
 
 struct ot_hf_config {
     char *text; /* as it was read; NULL for one that was made */
@@ -54,8 +55,7 @@ ot_status ot_hf_config_open(const char *directory, ot_hf_config **out)
 {
     char path[PATH_MAX];
     struct stat facts;
-    if (snprintf(path, sizeof path, "%s/config.json", directory) >= PATH_MAX)
-        return ot_fail(OT_ERR_FORMAT, "%s: the path is too long", directory);
+    OT_TRY(ot_path_format(path, "%s/config.json", directory));
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return ot_fail(errno == ENOENT || errno == ENOTDIR ? OT_ERR_FORMAT : OT_ERR_IO, "cannot open %s: %s",

@@ -2,7 +2,6 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <limits.h>
@@ -13,13 +12,7 @@
 #include <unistd.h>
 
 #include "io/file.h"
-
-static ot_status join(const char *folder, const char *name, char out[PATH_MAX])
-{
-    if (snprintf(out, PATH_MAX, "%s/%s", folder, name) < PATH_MAX)
-        return OT_OK;
-    return ot_fail(OT_ERR_IO, "%.80s…/%.40s: too long a path", folder, name);
-}
+#include "io/path.h"
 
 /* ---- writing ---- */
 
@@ -67,7 +60,7 @@ static ot_status add_folder(writing *w, const char *folder, const char *prefix)
         struct stat facts;
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
             continue;
-        OT_TRY_GOTO(join(folder, entry->d_name, path), out);
+        OT_TRY_GOTO(ot_path_format(path, "%s/%s", folder, entry->d_name), out);
         snprintf(name, sizeof name, "%s%s", prefix, entry->d_name);
         if (lstat(path, &facts) != 0)
             OT_TRY_GOTO(ot_fail(OT_ERR_IO, "%s: %s", path, strerror(errno)), out);
@@ -98,7 +91,7 @@ ot_status ot_manifest_write(const char *folder, const ot_manifest *manifest, con
     text = root != NULL ? json_dumps(root, JSON_INDENT(1)) : NULL;
     if (text == NULL)
         OT_TRY_GOTO(ot_fail(OT_ERR_INTERNAL, "out of memory for a manifest"), out);
-    OT_TRY_GOTO(join(folder, OT_MANIFEST_NAME, path), out);
+    OT_TRY_GOTO(ot_path_format(path, "%s/" OT_MANIFEST_NAME, folder), out);
     OT_TRY_GOTO(ot_file_replace(path, text, strlen(text)), out);
     *bytes += strlen(text);
 out:
@@ -116,7 +109,7 @@ static ot_status load(const char *folder, json_t **root, ot_manifest *out)
     const char *run;
     json_int_t step;
     json_error_t error;
-    OT_TRY(join(folder, OT_MANIFEST_NAME, path));
+    OT_TRY(ot_path_format(path, "%s/" OT_MANIFEST_NAME, folder));
     if (access(path, F_OK) != 0)
         return ot_fail(OT_ERR_FORMAT, "%s has no " OT_MANIFEST_NAME ": it is no complete checkpoint", folder);
     *root = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
@@ -149,7 +142,7 @@ static ot_status verify_file(const char *folder, const char *name, const json_t 
     json_int_t size;
     uint64_t bytes, hash;
     struct stat facts;
-    OT_TRY(join(folder, name, path));
+    OT_TRY(ot_path_format(path, "%s/%s", folder, name));
     if (*name == '/' || strstr(name, "..") != NULL)
         return ot_fail(OT_ERR_FORMAT, "%s/" OT_MANIFEST_NAME ": %s lies outside the checkpoint", folder,
                        name);

@@ -1,6 +1,5 @@
 #include "engine/run_state.h"
 
-#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +7,7 @@
 #include <sys/random.h>
 
 #include "io/file.h"
+#include "io/path.h"
 
 #define NAME "state/trainer.json"
 
@@ -43,8 +43,7 @@ ot_status ot_run_state_write(const ot_run_state *state, const char *folder)
 {
     char path[PATH_MAX];
     const ot_loss_scale *scale = &state->trainer.loss_scale;
-    if (snprintf(path, sizeof path, "%s/" NAME, folder) >= PATH_MAX)
-        return ot_fail(OT_ERR_IO, "%.80s…: too long a path", folder);
+    OT_TRY(ot_path_format(path, "%s/" NAME, folder));
     json_t *root =
         json_pack("{s:s, s:I, s:I, s:I, s:I, s:f, s:f, s:I, s:{s:f, s:b, s:i, s:i, s:I}, s:O}", "run",
                   state->run, "step", (json_int_t)state->step, "skipped", (json_int_t)state->skipped,
@@ -70,8 +69,7 @@ ot_status ot_run_state_read(const char *folder, ot_run_state *out)
     int good_steps, overflows;
     ot_loss_scale *scale = &out->trainer.loss_scale;
     *out = (ot_run_state){.run = ""};
-    if (snprintf(path, sizeof path, "%s/" NAME, folder) >= PATH_MAX)
-        return ot_fail(OT_ERR_IO, "%.80s…: too long a path", folder);
+    OT_TRY(ot_path_format(path, "%s/" NAME, folder));
     json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
     if (root == NULL)
         return ot_fail(OT_ERR_FORMAT, "%s:%d: %s", path, error.line, error.text);

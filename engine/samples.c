@@ -5,11 +5,9 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -17,6 +15,7 @@
 #include "engine/data.h"
 #include "io/jsonl.h"
 #include "io/log.h"
+#include "io/path.h"
 
 enum { SAMPLES_VERSION = 1 }; /* rises when the same files become other tokens */
 
@@ -226,23 +225,6 @@ ot_status ot_samples_hash(const ot_samples_options *options, uint64_t *hash)
     return status;
 }
 
-/* Makes the folder and those above it. Returns 0 where that cannot be, with errno. */
-static int make_folders(const char *path)
-{
-    char part[PATH_MAX];
-    if (snprintf(part, sizeof part, "%s", path) >= PATH_MAX)
-        return 0;
-    for (char *slash = strchr(part + 1, '/');; slash = strchr(slash + 1, '/')) {
-        if (slash != NULL)
-            *slash = '\0';
-        if (mkdir(part, 0777) != 0 && errno != EEXIST)
-            return 0;
-        if (slash == NULL)
-            return access(path, W_OK) == 0;
-        *slash = '/';
-    }
-}
-
 /* Removes what processes that have died were writing. */
 static void sweep(const char *folder)
 {
@@ -254,10 +236,18 @@ static void sweep(const char *folder)
         char path[PATH_MAX];
         long pid = mark != NULL ? strtol(mark + strlen(".bin.tmp-"), NULL, 10) : 0;
         if (pid > 0 && pid <= INT_MAX && kill((pid_t)pid, 0) != 0 && errno == ESRCH &&
-            snprintf(path, sizeof path, "%s/%s", folder, entry->d_name) < PATH_MAX)
+            ot_path_format(path, "%s/%s", folder, entry->d_name) == OT_OK)
             unlink(path);
     }
     closedir(entries);
+}
+
+static ot_status make_writable(const char *folder)
+{
+    OT_TRY(ot_path_make_folders(folder));
+    if (access(folder, W_OK) != 0)
+        return ot_fail(OT_ERR_IO, "%s: %s", folder, strerror(errno));
+    return OT_OK;
 }
 
 ot_status ot_samples_open(const ot_samples_options *options, const char *folder, ot_tokens **out)
@@ -267,10 +257,9 @@ ot_status ot_samples_open(const ot_samples_options *options, const char *folder,
     OT_TRY(ot_samples_hash(options, &hash));
     if (folder == NULL || options->file_count == 0)
         return write_hashed(options, hash, NULL, out);
-    if (!make_folders(folder) ||
-        snprintf(path, sizeof path, "%s/tokens-%016" PRIx64 ".bin", folder, hash) >= PATH_MAX) {
-        ot_log(OT_LOG_WARNING, "%s: %s; the tokens are kept in memory and made again each time", folder,
-               strerror(errno));
+    if (ot_path_format(path, "%s/tokens-%016" PRIx64 ".bin", folder, hash) != OT_OK ||
+        make_writable(folder) != OT_OK) {
+        ot_log(OT_LOG_WARNING, "%s; the tokens are kept in memory and made again each time", ot_error_text());
         return write_hashed(options, hash, NULL, out);
     }
     sweep(folder);

@@ -20,6 +20,7 @@
 
 #include "io/host.h"
 #include "io/log.h"
+#include "io/path.h"
 #include "io/text.h"
 
 enum { RAM = 1, NETWORK = 2, COW = 4 };
@@ -255,28 +256,19 @@ ot_status ot_dir_sync(const char *path)
     return OT_OK;
 }
 
-/* The folder that holds `path`, into `out`. */
-static ot_status parent_of(const char *path, char out[PATH_MAX])
+ot_status ot_file_rename(const char *from, const char *to)
 {
-    const char *slash = strrchr(path, '/');
-    size_t length = slash == NULL ? 0 : slash == path ? 1 : (size_t)(slash - path);
-    if (length >= PATH_MAX)
-        return ot_fail(OT_ERR_IO, "%s: the path is too long", path);
-    memcpy(out, path, length);
-    out[length] = '\0';
-    if (length == 0)
-        memcpy(out, ".", 2);
-    return OT_OK;
+    char folder[PATH_MAX];
+    OT_TRY(ot_path_parent(to, folder));
+    if (rename(from, to) != 0)
+        return ot_fail(OT_ERR_IO, "cannot rename %s to %s: %s", from, to, strerror(errno));
+    return ot_dir_sync(folder);
 }
 
 ot_status ot_file_replace(const char *path, const void *data, uint64_t bytes)
 {
-    char folder[PATH_MAX], temporary[PATH_MAX];
-    OT_TRY(parent_of(path, folder));
-    int n = snprintf(temporary, sizeof temporary, "%s.tmp", path);
-    if (n < 0 || (size_t)n >= sizeof temporary)
-        return ot_fail(OT_ERR_IO, "%s: the path is too long", path);
-
+    char temporary[PATH_MAX];
+    OT_TRY(ot_path_format(temporary, "%s.tmp", path));
     int fd = open(temporary, O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
     if (fd < 0)
         return ot_fail(OT_ERR_IO, "cannot create %s: %s", temporary, strerror(errno));
@@ -285,13 +277,11 @@ ot_status ot_file_replace(const char *path, const void *data, uint64_t bytes)
         status = ot_fail(OT_ERR_IO, "cannot sync %s: %s", temporary, strerror(errno));
     if (close(fd) != 0 && status == OT_OK)
         status = ot_fail(OT_ERR_IO, "cannot close %s: %s", temporary, strerror(errno));
-    if (status == OT_OK && rename(temporary, path) != 0)
-        status = ot_fail(OT_ERR_IO, "cannot rename %s to %s: %s", temporary, path, strerror(errno));
-    if (status != OT_OK) {
+    if (status == OT_OK)
+        status = ot_file_rename(temporary, path);
+    if (status != OT_OK)
         unlink(temporary);
-        return status;
-    }
-    return ot_dir_sync(folder);
+    return status;
 }
 
 /* The page cache is asked to let go first, so that what is read is what the drive holds. */

@@ -50,6 +50,9 @@ ot_status ot_file_lock(int fd, const char *path, int *taken) OT_MUST_CHECK;
  * is written, fsynced and renamed, and the folder fsynced. */
 ot_status ot_file_replace(const char *path, const void *data, uint64_t bytes) OT_MUST_CHECK;
 
+/* Gives the file or folder `from` the name `to`, durably. */
+ot_status ot_file_rename(const char *from, const char *to) OT_MUST_CHECK;
+
 /* fsync of a folder, which makes creations, renames and removals in it durable. */
 ot_status ot_dir_sync(const char *path) OT_MUST_CHECK;
 

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "io/file.h"
+#include "io/path.h"
 #include "io/safetensors_header.h"
 
 typedef struct set_file {
@@ -79,13 +80,6 @@ static ot_status list_tensors(ot_tensor_set *set)
 
 /* ---- The index ---- */
 
-static ot_status join_path(const char *directory, const char *name, const char *suffix, char out[PATH_MAX])
-{
-    if (snprintf(out, PATH_MAX, "%s/%s%s", directory, name, suffix) >= PATH_MAX)
-        return ot_fail(OT_ERR_FORMAT, "%s/%s%s: the path is too long", directory, name, suffix);
-    return OT_OK;
-}
-
 static ot_status read_index(const char *path, json_t **weight_map)
 {
     json_error_t error;
@@ -118,7 +112,7 @@ static ot_status add_shards(ot_tensor_set *set, const char *directory, const cha
                              index, name);
         else if (json_object_get(seen, file) == NULL) {
             json_object_set_new(seen, file, json_true());
-            status = join_path(directory, file, "", path);
+            status = ot_path_format(path, "%s/%s", directory, file);
             if (status == OT_OK && access(path, F_OK) != 0)
                 status = ot_fail(OT_ERR_FORMAT, "%s is missing: %s names it for tensor %s; fetch it again",
                                  path, index, name);
@@ -177,8 +171,8 @@ static ot_status open_single(ot_tensor_set *set, const char *path)
 static ot_status open_directory(ot_tensor_set *set, const char *directory, const char *stem)
 {
     char single[PATH_MAX], index[PATH_MAX];
-    OT_TRY(join_path(directory, stem, ".safetensors", single));
-    OT_TRY(join_path(directory, stem, ".safetensors.index.json", index));
+    OT_TRY(ot_path_format(single, "%s/%s.safetensors", directory, stem));
+    OT_TRY(ot_path_format(index, "%s/%s.safetensors.index.json", directory, stem));
     int has_single = access(single, F_OK) == 0, has_index = access(index, F_OK) == 0;
     if (has_single && has_index)
         return ot_fail(OT_ERR_FORMAT, "%s has both %s.safetensors and %s.safetensors.index.json: remove one",

@@ -1,7 +1,6 @@
 /* Writing safetensors: what goes where is known before the first byte, then bytes are appended, file after file. */
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +9,7 @@
 #include <xxhash.h>
 
 #include "io/file.h"
+#include "io/path.h"
 #include "io/safetensors.h"
 #include "io/safetensors_header.h"
 
@@ -117,9 +117,7 @@ ot_status ot_tensor_writer_open(const ot_tensor_writer_options *options, ot_tens
 
 static ot_status path_of(const ot_tensor_writer *w, size_t file, char out[PATH_MAX])
 {
-    if (snprintf(out, PATH_MAX, "%s/%s", w->directory, w->shards[file].name) >= PATH_MAX)
-        return ot_fail(OT_ERR_USAGE, "%s/%s: the path is too long", w->directory, w->shards[file].name);
-    return OT_OK;
+    return ot_path_format(out, "%s/%s", w->directory, w->shards[file].name);
 }
 
 static json_t *entry_of(const ot_tensor_spec *spec, uint64_t begin, uint64_t end)

@@ -2,13 +2,13 @@
 #include "io/tokenizer.h"
 
 #include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "io/path.h"
 #include "io/tokenizer_parts.h"
 #include "io/utf8.h"
 
@@ -60,8 +60,7 @@ ot_status ot_tokenizer_parse(const char *directory, const char *path, const char
 ot_status ot_tokenizer_open(const char *directory, ot_tokenizer **out)
 {
     char path[PATH_MAX];
-    if (snprintf(path, sizeof path, "%s/tokenizer.json", directory) >= PATH_MAX)
-        return ot_fail(OT_ERR_USAGE, "the path %s is too long", directory);
+    OT_TRY(ot_path_format(path, "%s/tokenizer.json", directory));
     ot_bytes text = {0};
     ot_status status = ot_text_read(path, &text);
     if (status == OT_OK)

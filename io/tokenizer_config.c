@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "io/path.h"
 #include "io/tokenizer_parts.h"
 
 /* tokenizer_config.json and special_tokens_map.json, each NULL where it is missing. */
@@ -13,16 +14,9 @@ typedef struct config {
     char main_path[PATH_MAX], map_path[PATH_MAX];
 } config;
 
-static ot_status join_path(char out[PATH_MAX], const char *directory, const char *name)
-{
-    if (snprintf(out, PATH_MAX, "%s/%s", directory, name) >= PATH_MAX)
-        return ot_fail(OT_ERR_USAGE, "the path %s is too long", directory);
-    return OT_OK;
-}
-
 static ot_status read_if_there(const char *directory, const char *name, char path[PATH_MAX], json_t **root)
 {
-    OT_TRY(join_path(path, directory, name));
+    OT_TRY(ot_path_format(path, "%s/%s", directory, name));
     if (access(path, F_OK) != 0)
         return OT_OK;
     ot_bytes text = {0};
@@ -119,7 +113,7 @@ static const json_t *named_template(const json_t *value)
 static ot_status read_template(ot_tokenizer *tokenizer, const char *directory, const config *files)
 {
     char path[PATH_MAX];
-    OT_TRY(join_path(path, directory, "chat_template.jinja"));
+    OT_TRY(ot_path_format(path, "%s/chat_template.jinja", directory));
     if (access(path, F_OK) == 0) {
         ot_bytes text = {0};
         ot_status status = ot_text_read(path, &text);

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -12,6 +11,7 @@
 #include <xxhash.h>
 
 #include "io/file.h"
+#include "io/path.h"
 #include "io/tokens.h"
 #include "io/tokens_format.h"
 
@@ -63,11 +63,7 @@ static ot_status spool_open(ot_tokens_writer *w, spool *s)
         s->fd = memfd_create("offtrain-tokens", MFD_CLOEXEC);
     } else {
         char name[PATH_MAX];
-        int n = snprintf(name, sizeof name, "%s-spool", w->temporary);
-        if (s == &w->tokens)
-            n = snprintf(name, sizeof name, "%s", w->temporary);
-        if (n >= PATH_MAX)
-            return ot_fail(OT_ERR_IO, "%s: the path is too long", w->path);
+        OT_TRY(ot_path_format(name, "%s%s", w->temporary, s == &w->tokens ? "" : "-spool"));
         s->fd = open(name, O_CREAT | O_TRUNC | O_RDWR | O_CLOEXEC, 0644);
         int code = errno;
         if (s->fd >= 0 && s != &w->tokens)
@@ -110,10 +106,8 @@ static ot_status take_options(ot_tokens_writer *w, const char *path, const ot_to
         at = stpcpy(at, options->files[i]) + 1;
     XXH3_64bits_reset(w->hash);
     if (path != NULL) {
-        int n = snprintf(w->path, sizeof w->path, "%s", path);
-        int m = snprintf(w->temporary, sizeof w->temporary, "%s.tmp-%ld", path, (long)getpid());
-        if (n >= PATH_MAX || m >= PATH_MAX)
-            return ot_fail(OT_ERR_IO, "%.80s…: the path is too long", path);
+        OT_TRY(ot_path_format(w->path, "%s", path));
+        OT_TRY(ot_path_format(w->temporary, "%s.tmp-%ld", path, (long)getpid()));
     }
     return OT_OK;
 }
@@ -271,18 +265,9 @@ static ot_status complete(ot_tokens_writer *w)
 
 static ot_status publish(ot_tokens_writer *w)
 {
-    char folder[PATH_MAX];
-    snprintf(folder, sizeof folder, "%s", w->path);
-    char *slash = strrchr(folder, '/');
-    if (slash == NULL)
-        memcpy(folder, ".", 2);
-    else
-        slash[slash == folder] = '\0';
     if (fsync(w->tokens.fd) != 0)
         return ot_fail(OT_ERR_IO, "cannot sync %s: %s", w->temporary, strerror(errno));
-    if (rename(w->temporary, w->path) != 0)
-        return ot_fail(OT_ERR_IO, "cannot rename %s to %s: %s", w->temporary, w->path, strerror(errno));
-    return ot_dir_sync(folder);
+    return ot_file_rename(w->temporary, w->path);
 }
 
 ot_status ot_tokens_writer_close(ot_tokens_writer *writer, ot_tokens **out)

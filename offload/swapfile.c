@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -16,6 +15,7 @@
 
 #include "io/host.h"
 #include "io/log.h"
+#include "io/path.h"
 #include "io/text.h"
 #include "offload/store.h"
 
@@ -193,9 +193,7 @@ ot_status ot_swap_open(const char *directory, ot_swap_file *out)
     if (out->directory.is_network)
         ot_log(OT_LOG_WARNING, "%s is on %s: a local NVMe drive is many times faster", directory,
                out->directory.filesystem);
-    int n = snprintf(out->path, sizeof out->path, "%s/%s", directory, OT_STORE_FILE_NAME);
-    if (n < 0 || (size_t)n >= sizeof out->path)
-        return ot_fail(OT_ERR_USAGE, "%s: the path is too long", directory);
+    OT_TRY(ot_path_format(out->path, "%s/%s", directory, OT_STORE_FILE_NAME));
     ot_status status = open_locked(out);
     if (status == OT_OK)
         status = take_over(out);

@@ -18,6 +18,7 @@
 #include "engine/companions.h"
 #include "io/file.h"
 #include "io/log.h"
+#include "io/path.h"
 #include "tools/command.h"
 #include "tools/option.h"
 
@@ -62,39 +63,32 @@ static const ot_option_table table = {
 
 /* ---- where it comes from ---- */
 
-static int has_file(const char *folder, const char *name)
-{
-    char path[PATH_MAX];
-    return snprintf(path, sizeof path, "%s/%s", folder, name) < PATH_MAX && access(path, F_OK) == 0;
-}
-
 /* A folder with a config.json is the model itself, any other one a run. What has a manifest is checked against it. */
 static ot_status find_directory(const char *from, char out[PATH_MAX])
 {
     ot_manifest manifest;
-    if (!has_file(from, "config.json")) {
+    if (!ot_path_has(from, "config.json")) {
         OT_TRY(ot_checkpoint_newest(from, out, &manifest));
         if (out[0] == '\0')
             return ot_fail(OT_ERR_FORMAT, "%s: neither a config.json nor a checkpoint is in it", from);
         ot_log(OT_LOG_INFO, "exporting %s", out);
         return OT_OK;
     }
-    if (snprintf(out, PATH_MAX, "%s", from) >= PATH_MAX)
-        return ot_fail(OT_ERR_USAGE, "%.80s…: too long a path", from);
-    return has_file(from, OT_MANIFEST_NAME) ? ot_manifest_verify(from, &manifest) : OT_OK;
+    OT_TRY(ot_path_format(out, "%s", from));
+    return ot_path_has(from, OT_MANIFEST_NAME) ? ot_manifest_verify(from, &manifest) : OT_OK;
 }
 
 static int has_masters(const char *directory)
 {
-    return has_file(directory, "state/master.safetensors") ||
-           has_file(directory, "state/master.safetensors.index.json");
+    return ot_path_has(directory, "state/master.safetensors") ||
+           ot_path_has(directory, "state/master.safetensors.index.json");
 }
 
 static ot_status open_source(ot_export *e, const char *dtype)
 {
-    char state[PATH_MAX + 8];
+    char state[PATH_MAX];
     int masters = strcmp(dtype, "fp32") == 0 && has_masters(e->directory);
-    snprintf(state, sizeof state, "%s/state", e->directory);
+    OT_TRY(ot_path_format(state, "%s/state", e->directory));
     OT_TRY(ot_hf_config_open(e->directory, &e->config));
     OT_TRY(ot_model_open(ot_hf_config_model(e->config), &e->model));
     const ot_model_source_options source = {
@@ -134,8 +128,7 @@ static ot_status check_files(const char *folder, const ot_tensor_writer *files)
         ot_written_file file = ot_tensor_writer_file(files, i);
         char path[PATH_MAX];
         uint64_t bytes, hash;
-        if (snprintf(path, sizeof path, "%s/%s", folder, file.name) >= PATH_MAX)
-            return ot_fail(OT_ERR_USAGE, "%.80s…: too long a path", folder);
+        OT_TRY(ot_path_format(path, "%s/%s", folder, file.name));
         OT_TRY(ot_file_checksum(path, &bytes, &hash));
         if (bytes != file.bytes || hash != file.xxh3)
             return ot_fail(OT_ERR_IO,
@@ -192,11 +185,10 @@ static ot_status check_companions(const ot_export *e, const char *folder)
     for (size_t i = 0; ot_companion_name(i) != NULL; i++) {
         char from[PATH_MAX], to[PATH_MAX];
         uint64_t bytes[2], hash[2];
-        if (!has_file(e->directory, ot_companion_name(i)))
+        if (!ot_path_has(e->directory, ot_companion_name(i)))
             continue;
-        if (snprintf(from, sizeof from, "%s/%s", e->directory, ot_companion_name(i)) >= PATH_MAX ||
-            snprintf(to, sizeof to, "%s/%s", folder, ot_companion_name(i)) >= PATH_MAX)
-            return ot_fail(OT_ERR_USAGE, "%.80s…: too long a path", folder);
+        OT_TRY(ot_path_format(from, "%s/%s", e->directory, ot_companion_name(i)));
+        OT_TRY(ot_path_format(to, "%s/%s", folder, ot_companion_name(i)));
         OT_TRY(ot_file_checksum(from, &bytes[0], &hash[0]));
         OT_TRY(ot_file_checksum(to, &bytes[1], &hash[1]));
         if (bytes[0] != bytes[1] || hash[0] != hash[1])
@@ -208,8 +200,7 @@ static ot_status check_companions(const ot_export *e, const char *folder)
 static ot_status fill_folder(const ot_export *e, const char *folder)
 {
     char path[PATH_MAX];
-    if (snprintf(path, sizeof path, "%s/config.json", folder) >= PATH_MAX)
-        return ot_fail(OT_ERR_USAGE, "%.80s…: too long a path", folder);
+    OT_TRY(ot_path_format(path, "%s/config.json", folder));
     OT_TRY(ot_hf_config_write(e->config, e->dtype, path));
     OT_TRY(ot_companions_copy(e->directory, folder));
     OT_TRY(write_weights(e, folder));
@@ -236,21 +227,15 @@ static ot_status export_hf(const ot_export *e)
     if (stat(e->output, &facts) == 0 && rmdir(e->output) != 0) /* an empty folder may be there */
         return ot_fail(OT_ERR_USAGE, "%s: it is there already, and no empty folder; nothing is overwritten",
                        e->output);
-    if (snprintf(folder, sizeof folder, "%s.tmp", e->output) >= PATH_MAX - 256)
-        return ot_fail(OT_ERR_USAGE, "%.80s…: too long a path", e->output);
+    OT_TRY(ot_path_format(folder, "%s.tmp", e->output));
     if (mkdir(folder, 0777) != 0)
         return ot_fail(OT_ERR_IO, "cannot make %s: %s", folder, strerror(errno));
     ot_status status = fill_folder(e, folder);
-    if (status == OT_OK && rename(folder, e->output) != 0)
-        status = ot_fail(OT_ERR_IO, "cannot rename %s to %s: %s", folder, e->output, strerror(errno));
-    if (status != OT_OK) {
+    if (status == OT_OK)
+        status = ot_file_rename(folder, e->output);
+    if (status != OT_OK)
         remove_folder(folder);
-        return status;
-    }
-    char *slash = strrchr(folder, '/');
-    if (slash != NULL)
-        *(slash == folder ? slash + 1 : slash) = '\0';
-    return ot_dir_sync(slash != NULL ? folder : ".");
+    return status;
 }
 
 /* ---- the command ---- */
@@ -264,8 +249,7 @@ static ot_status run(const export_options *given)
     if (given->output == NULL || given->output[0] == '\0')
         return ot_fail(OT_ERR_USAGE, "export needs --output: the %s to write",
                        strcmp(given->to, "hf") == 0 ? "folder" : "file");
-    if (snprintf(output, sizeof output, "%s", given->output) >= PATH_MAX)
-        return ot_fail(OT_ERR_USAGE, "%.80s…: too long a path", given->output);
+    OT_TRY(ot_path_format(output, "%s", given->output));
     for (size_t n = strlen(output); n > 1 && output[n - 1] == '/'; n--)
         output[n - 1] = '\0';
     OT_TRY(find_directory(given->from.items[0], directory));

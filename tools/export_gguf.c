@@ -1,6 +1,5 @@
 /* A model as a GGUF file, as llama.cpp's converter writes it (convert_hf_to_gguf.py): names, metadata, and for Llama and
  * Mistral the rows of q and k in the order that RoPE over neighbouring pairs wants. */
-#include <errno.h>
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
@@ -10,6 +9,7 @@
 
 #include "io/file.h"
 #include "io/log.h"
+#include "io/path.h"
 #include "kernels/element.h"
 #include "tools/export.h"
 #include "tools/gguf.h"
@@ -250,18 +250,6 @@ static ot_status write_file(writing *w, const char *path)
     return OT_OK;
 }
 
-static ot_status publish(const char *from, const char *to)
-{
-    char folder[PATH_MAX];
-    if (rename(from, to) != 0)
-        return ot_fail(OT_ERR_IO, "cannot rename %s to %s: %s", from, to, strerror(errno));
-    snprintf(folder, sizeof folder, "%s", to);
-    char *slash = strrchr(folder, '/');
-    if (slash != NULL)
-        *(slash == folder ? slash + 1 : slash) = '\0';
-    return ot_dir_sync(slash != NULL ? folder : ".");
-}
-
 ot_status ot_export_gguf(const ot_export *e)
 {
     const ot_model_config *c = &e->model->config;
@@ -278,8 +266,7 @@ ot_status ot_export_gguf(const ot_export *e)
                        c->architecture);
     if (access(e->output, F_OK) == 0)
         return ot_fail(OT_ERR_USAGE, "%s: it is there already; nothing is overwritten", e->output);
-    if (snprintf(path, sizeof path, "%s.tmp", e->output) >= PATH_MAX)
-        return ot_fail(OT_ERR_USAGE, "%.80s…: too long a path", e->output);
+    OT_TRY(ot_path_format(path, "%s.tmp", e->output));
     if (access(path, F_OK) == 0)
         return ot_fail(OT_ERR_USAGE, "%s: an export that ended early has left it; remove it", path);
     w.narrow = malloc(OT_EXPORT_VALUES * sizeof(uint16_t));
@@ -288,7 +275,7 @@ ot_status ot_export_gguf(const ot_export *e)
     ot_gguf_close(w.file);
     free(w.narrow);
     if (status == OT_OK)
-        status = publish(path, e->output);
+        status = ot_file_rename(path, e->output);
     if (status != OT_OK)
         unlink(path);
     return status;

@@ -3,7 +3,6 @@
  * Byte-level BPE becomes the model "gpt2": tokens, types, merges, and the name of the pattern that splits texts. BPE with byte
  * fallback becomes "llama", which merges the pair whose result has the best score; tokenizer.json has merges in the order of
  * those scores, so a token's score is minus the number of the first merge that makes it. */
-#include <inttypes.h>
 #include <jansson.h>
 #include <limits.h>
 #include <stdio.h>
@@ -12,6 +11,7 @@
 #include <unistd.h>
 
 #include "io/log.h"
+#include "io/path.h"
 #include "tools/gguf.h"
 
 typedef enum token_type {
@@ -276,8 +276,8 @@ static ot_status put_template(ot_gguf *g, const tokenizer *t, const char *direct
 {
     char path[PATH_MAX];
     const json_t *value = json_object_get(t->config, "chat_template");
-    if (snprintf(path, sizeof path, "%s/chat_template.jinja", directory) < PATH_MAX &&
-        access(path, F_OK) == 0)
+    OT_TRY(ot_path_format(path, "%s/chat_template.jinja", directory));
+    if (access(path, F_OK) == 0)
         return put_template_file(g, path);
     for (size_t i = 0; i < json_array_size(value); i++) {
         const json_t *entry = json_array_get(value, i);
@@ -299,8 +299,8 @@ static ot_status open_tokenizer(tokenizer *t, const char *directory)
     t->file = json_load_file(t->path, JSON_REJECT_DUPLICATES, &error);
     if (t->file == NULL)
         return ot_fail(OT_ERR_FORMAT, "%s:%d: %s", t->path, error.line, error.text);
-    if (snprintf(path, sizeof path, "%s/tokenizer_config.json", directory) < PATH_MAX &&
-        access(path, F_OK) == 0) {
+    OT_TRY(ot_path_format(path, "%s/tokenizer_config.json", directory));
+    if (access(path, F_OK) == 0) {
         t->config =
             json_load_file(path, JSON_DECODE_INT_AS_REAL, &error); /* model_max_length is 1e30 in some */
         if (t->config == NULL)
@@ -343,8 +343,7 @@ static ot_status put_tokenizer(ot_gguf *g, tokenizer *t, const char *directory, 
 ot_status ot_gguf_put_tokenizer(ot_gguf *g, const char *directory, const ot_model_config *model)
 {
     tokenizer t = {.V = model->V};
-    if (snprintf(t.path, sizeof t.path, "%s/tokenizer.json", directory) >= PATH_MAX)
-        return ot_fail(OT_ERR_FORMAT, "%.80s…: too long a path", directory);
+    OT_TRY(ot_path_format(t.path, "%s/tokenizer.json", directory));
     if (access(t.path, F_OK) != 0) {
         ot_log(OT_LOG_WARNING, "%s has no tokenizer.json: the file will be without a tokenizer", directory);
         ot_gguf_put_text(g, "tokenizer.ggml.model", "none");

@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include "io/path.h"
 #include "tools/command.h"
 #include "tools/job_data.h"
 
@@ -245,7 +245,6 @@ static ot_status inspect_data(const inspect_flags *flags)
 ot_status ot_command_inspect(int argc, char **argv)
 {
     inspect_flags flags = {0};
-    struct stat facts;
     int help;
     OT_TRY(ot_options_parse(&table, argc, argv, &flags, &help));
     if (help) {
@@ -258,7 +257,7 @@ ot_status ot_command_inspect(int argc, char **argv)
     if (flags.seq_len < 2 || flags.seq_len > 1 << 24 || flags.samples < 0 ||
         (flags.threads != OT_AUTO_INT && (flags.threads < 1 || flags.threads > 1024)))
         return ot_fail(OT_ERR_USAGE, "--seq-len: 2 to 16777216; --samples: 0 or more; --threads: 1 to 1024");
-    if (stat(flags.path.items[0], &facts) == 0 && S_ISDIR(facts.st_mode))
+    if (ot_path_is_folder(flags.path.items[0]))
         return ot_inspect_model(flags.path.items[0], flags.json);
     return inspect_data(&flags);
 }

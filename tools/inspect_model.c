@@ -4,8 +4,8 @@
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
+#include "io/path.h"
 #include "io/safetensors.h"
 #include "io/template.h"
 #include "io/text.h"
@@ -36,7 +36,7 @@ static json_t *describe_config(const char *folder)
                                        "dtype"};
     char path[PATH_MAX];
     json_error_t error;
-    if (snprintf(path, sizeof path, "%s/config.json", folder) >= PATH_MAX)
+    if (ot_path_format(path, "%s/config.json", folder) != OT_OK)
         return NULL;
     json_t *config = json_load_file(path, 0, &error);
     if (config == NULL)

@@ -3,20 +3,13 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
+#include "io/path.h"
 #include "io/text.h"
 #include "kernels/device.h"
 
 /* ---- model and formats ---- */
-
-static int is_folder(const char *path)
-{
-    struct stat facts;
-    return stat(path, &facts) == 0 && S_ISDIR(facts.st_mode);
-}
 
 static ot_status open_model(ot_job *job)
 {
@@ -25,7 +18,7 @@ static ot_status open_model(ot_job *job)
     if (flags->model == NULL)
         return ot_fail(OT_ERR_USAGE,
                        "--model is missing; for example --model tiny, or --model 7b --gpu-mem 24G");
-    if (is_folder(flags->model)) {
+    if (ot_path_is_folder(flags->model)) {
         OT_TRY(ot_hf_config_open(flags->model, &job->config));
         config = *ot_hf_config_model(job->config);
         job->model_directory = flags->model;

@@ -3,11 +3,11 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "engine/hf_config.h"
 #include "io/log.h"
+#include "io/path.h"
 
 /* ---- words ---- */
 
@@ -44,15 +44,9 @@ ot_long ot_long_of(const char *word)
 
 /* ---- the tokenizer ---- */
 
-static int has_file(const char *folder, const char *name)
-{
-    char path[PATH_MAX];
-    return snprintf(path, sizeof path, "%s/%s", folder, name) < PATH_MAX && access(path, F_OK) == 0;
-}
-
 static ot_status open_tokenizer(const char *folder, const ot_model_config *config, ot_tokenizer **out)
 {
-    if (folder != NULL && has_file(folder, "tokenizer.json"))
+    if (folder != NULL && ot_path_has(folder, "tokenizer.json"))
         return ot_tokenizer_open(folder, out);
     enum { BYTES_AND_SOME = 512 }; /* a larger vocabulary is not one of bytes */
     if (folder != NULL && config->V > BYTES_AND_SOME)
@@ -64,7 +58,7 @@ static ot_status open_tokenizer(const char *folder, const ot_model_config *confi
 static ot_status open_of_folder(const char *folder, ot_tokenizer **out, size_t *V)
 {
     ot_hf_config *config;
-    if (!has_file(folder, "config.json")) {
+    if (!ot_path_has(folder, "config.json")) {
         ot_tokenizer_info info;
         OT_TRY(ot_tokenizer_open(folder, out));
         ot_tokenizer_query(*out, &info);
@@ -80,8 +74,7 @@ static ot_status open_of_folder(const char *folder, ot_tokenizer **out, size_t *
 
 ot_status ot_tokenizer_of_model(const char *model, ot_tokenizer **out, size_t *V)
 {
-    struct stat facts;
-    if (stat(model, &facts) == 0 && S_ISDIR(facts.st_mode))
+    if (ot_path_is_folder(model))
         return open_of_folder(model, out, V);
     ot_model_config config;
     OT_TRY(ot_model_preset(model, &config));
@@ -112,7 +105,7 @@ static ot_status open_tokens(const ot_train_flags *flags, const char *const *fil
     const char *texts[OT_OPTION_LIST_MAX];
     size_t text_count = 0, place = 0;
     char folder[PATH_MAX];
-    snprintf(folder, sizeof folder, "%s/.cache", flags->output_dir);
+    OT_TRY(ot_path_format(folder, "%s/.cache", flags->output_dir));
     for (size_t i = 0; i < count; i++) {
         if (ot_tokens_recognise(files[i])) {
             OT_TRY(open_made(files[i], tokenizer, out));

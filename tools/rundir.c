@@ -12,6 +12,7 @@
 
 #include "io/file.h"
 #include "io/log.h"
+#include "io/path.h"
 #include "offload/store.h"
 
 /* train.log; one, as the log is: its sink has no argument. */
@@ -40,23 +41,6 @@ void ot_rundir_sweep(const char *output_dir)
             sweep_file(path);
     }
     closedir(folder);
-}
-
-/* Makes the folder and those above it. */
-static ot_status make_folders(const char *path)
-{
-    char part[PATH_MAX];
-    snprintf(part, sizeof part, "%s", path);
-    for (char *slash = strchr(part + 1, '/');; slash = strchr(slash + 1, '/')) {
-        if (slash != NULL)
-            *slash = '\0';
-        if (mkdir(part, 0777) != 0 && errno != EEXIST)
-            return ot_fail(OT_ERR_IO, "%s: cannot be made: %s; --output-dir says where runs go", part,
-                           strerror(errno));
-        if (slash == NULL)
-            return OT_OK;
-        *slash = '/';
-    }
 }
 
 static ot_status too_long(const char *path)
@@ -96,7 +80,8 @@ static ot_status make_named_by_time(const ot_train_flags *flags, char path[PATH_
 
 static ot_status make_folder(const ot_train_flags *flags, char path[PATH_MAX])
 {
-    OT_TRY(make_folders(flags->output_dir));
+    if (ot_path_make_folders(flags->output_dir) != OT_OK)
+        return ot_fail(OT_ERR_IO, "%s; --output-dir says where runs go", ot_error_text());
     if (flags->run_name == NULL)
         return make_named_by_time(flags, path);
     if (snprintf(path, PATH_MAX, "%s/%s", flags->output_dir, flags->run_name) >= PATH_MAX - 64)

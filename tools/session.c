@@ -3,24 +3,17 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 #include "engine/checkpoint_set.h"
 #include "io/file.h"
 #include "io/log.h"
+#include "io/path.h"
 #include "io/text.h"
 
 enum { SAVE_STEPS = 500 };
 
 /* ---- which checkpoint ---- */
-
-static int is_folder(const char *path)
-{
-    struct stat facts;
-    return stat(path, &facts) == 0 && S_ISDIR(facts.st_mode);
-}
 
 static ot_status copy_path(const char *text, char out[PATH_MAX])
 {
@@ -41,36 +34,24 @@ static ot_status find_named(const ot_train_flags *flags, ot_session *session)
     if (flags->run_name == NULL)
         return ot_fail(OT_ERR_USAGE, "--resume: which run? Give its --run-name, or --resume %s/NAME",
                        flags->output_dir);
-    if (snprintf(folder, sizeof folder, "%s/%s", flags->output_dir, flags->run_name) >= PATH_MAX)
-        return ot_fail(OT_ERR_USAGE, "--output-dir: %.80s…: too long a path", flags->output_dir);
-    if (!is_folder(folder))
+    OT_TRY(ot_path_format(folder, "%s/%s", flags->output_dir, flags->run_name));
+    if (!ot_path_is_folder(folder))
         return OT_OK;
     OT_TRY(copy_path(folder, session->folder));
     return ot_checkpoint_newest(folder, session->checkpoint, &manifest);
 }
 
-/* The folder that a checkpoint lies in. */
-static void cut_last(char *path)
-{
-    char *slash = strrchr(path, '/');
-    if (slash == NULL)
-        strcpy(path, ".");
-    else
-        slash[slash == path] = '\0';
-}
-
 static ot_status find_given(const ot_train_flags *flags, ot_session *session)
 {
-    char given[PATH_MAX], path[PATH_MAX], manifest_path[PATH_MAX + 32];
+    char given[PATH_MAX], path[PATH_MAX];
     ot_manifest manifest;
     OT_TRY(copy_path(flags->resume, given));
-    if (realpath(given, path) == NULL || !is_folder(path))
+    if (realpath(given, path) == NULL || !ot_path_is_folder(path))
         return ot_fail(OT_ERR_FORMAT, "--resume: %s is no folder of a run or checkpoint", flags->resume);
-    snprintf(manifest_path, sizeof manifest_path, "%s/" OT_MANIFEST_NAME, path);
-    if (access(manifest_path, F_OK) == 0) {
+    if (ot_path_has(path, OT_MANIFEST_NAME)) {
         OT_TRY(ot_manifest_verify(path, &manifest));
         strcpy(session->checkpoint, path);
-        cut_last(path);
+        OT_TRY(ot_path_parent(path, path));
     } else {
         OT_TRY(ot_checkpoint_newest(path, session->checkpoint, &manifest));
         if (*session->checkpoint == '\0')
