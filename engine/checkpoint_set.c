@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "io/file.h"
+#include "io/grow.h"
 #include "io/log.h"
 #include "io/path.h"
 
@@ -42,7 +43,7 @@ static int parse_name(const char *name, const char *suffix, uint64_t *step)
 
 typedef struct steps {
     uint64_t *items;
-    size_t count;
+    size_t count, capacity;
 } steps;
 
 static int newest_first(const void *a, const void *b)
@@ -65,11 +66,10 @@ static ot_status list_steps(const char *folder, const char *suffix, steps *out)
         uint64_t step;
         if (!parse_name(entry->d_name, suffix, &step))
             continue;
-        uint64_t *items = realloc(out->items, (out->count + 1) * sizeof *items);
-        if (items == NULL)
-            OT_TRY_GOTO(ot_fail(OT_ERR_INTERNAL, "out of memory for a list of checkpoints"), out);
-        out->items = items;
-        items[out->count++] = step;
+        OT_TRY_GOTO(
+            ot_grow(&out->items, &out->capacity, out->count + 1, sizeof *out->items, "a list of checkpoints"),
+            out);
+        out->items[out->count++] = step;
     }
     if (out->count > 0)
         qsort(out->items, out->count, sizeof *out->items, newest_first);

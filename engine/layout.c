@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "io/grow.h"
 #include "io/log.h"
 
 enum { NAMED_MAX = 5 }; /* dropped documents that are named in the log */
@@ -60,14 +61,7 @@ static int is_wanted(layout *l, const ot_tokens *tokens, uint64_t first, uint64_
 static ot_status add_piece(layout *l, uint32_t file, uint64_t start, uint64_t length, uint64_t trained)
 {
     ot_pieces *p = l->pieces;
-    if (p->count == p->capacity) {
-        uint64_t capacity = 2 * p->capacity + 64;
-        ot_piece *items = realloc(p->items, capacity * sizeof *items);
-        if (items == NULL)
-            return ot_fail(OT_ERR_INTERNAL, "out of memory for %" PRIu64 " pieces of documents", capacity);
-        p->items = items;
-        p->capacity = capacity;
-    }
+    OT_TRY(ot_grow(&p->items, &p->capacity, p->count + 1, sizeof *p->items, "pieces of documents"));
     p->items[p->count++] = (ot_piece){start, (uint32_t)length, file};
     l->stats->inputs += length;
     l->stats->trained += trained;

@@ -7,7 +7,8 @@
 
 typedef struct ot_pieces {
     ot_piece *items; /* the caller's, from malloc */
-    uint64_t count, capacity;
+    uint64_t count;
+    size_t capacity;
 } ot_pieces;
 
 /* The pieces of the options' part of the documents, in their order, and everything of `stats` but windows and efficiency. */

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "io/grow.h"
+
 static const char *const kind_names[OT_ROW_KINDS] = {"text", "messages", "sharegpt", "alpaca", "completion"};
 
 const char *ot_row_kind_name(ot_row_kind kind)
@@ -87,14 +89,7 @@ static ot_status read_text(const json_t *object, const char *key, const char **t
 
 static ot_status add_turn(ot_row_turns *to, ot_turn turn)
 {
-    if (to->count == to->capacity) {
-        size_t capacity = 2 * to->capacity + 8;
-        ot_turn *turns = realloc(to->turns, capacity * sizeof *turns);
-        if (turns == NULL)
-            return ot_fail(OT_ERR_INTERNAL, "out of memory for a conversation");
-        to->turns = turns;
-        to->capacity = capacity;
-    }
+    OT_TRY(ot_grow(&to->turns, &to->capacity, to->count + 1, sizeof *to->turns, "a conversation"));
     to->turns[to->count++] = turn;
     return OT_OK;
 }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "io/grow.h"
 #include "io/template_state.h"
 #include "io/tokenizer_parts.h"
 
@@ -29,14 +30,7 @@ void ot_document_free(ot_document *document)
 ot_status ot_document_mark(ot_document *document, int trained)
 {
     size_t count = document->ids.count;
-    if (document->marks_capacity < count) {
-        size_t capacity = count + count / 2 + 64;
-        unsigned char *marks = realloc(document->trained, capacity);
-        if (marks == NULL)
-            return ot_fail(OT_ERR_INTERNAL, "out of memory for the marks of %zu tokens", count);
-        document->trained = marks;
-        document->marks_capacity = capacity;
-    }
+    OT_TRY(ot_grow(&document->trained, &document->marks_capacity, count, 1, "the marks of tokens"));
     if (count > document->marks)
         memset(document->trained + document->marks, trained != 0, count - document->marks);
     document->marks = count;
@@ -65,23 +59,8 @@ typedef struct run {
 
 static ot_status run_reserve(run *r, size_t bytes)
 {
-    if (r->bytes + bytes > r->capacity) {
-        size_t capacity = r->bytes + bytes + r->capacity + 256;
-        char *more = realloc(r->text, capacity);
-        if (more == NULL)
-            return ot_fail(OT_ERR_INTERNAL, "out of memory for a conversation");
-        r->text = more;
-        r->capacity = capacity;
-    }
-    if (r->edge_count == r->edge_capacity) {
-        size_t capacity = 2 * r->edge_capacity + 8;
-        size_t *more = realloc(r->edges, capacity * sizeof *more);
-        if (more == NULL)
-            return ot_fail(OT_ERR_INTERNAL, "out of memory for a conversation");
-        r->edges = more;
-        r->edge_capacity = capacity;
-    }
-    return OT_OK;
+    OT_TRY(ot_grow(&r->text, &r->capacity, r->bytes + bytes, 1, "a conversation"));
+    return ot_grow(&r->edges, &r->edge_capacity, r->edge_count + 1, sizeof *r->edges, "a conversation");
 }
 
 static ot_status run_add(run *r, const char *text, size_t bytes, int trained)

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "io/grow.h"
 #include "io/template_state.h"
 
 const char *const ot_style_names[OT_STYLES] = {"none",  "chatml", "llama2", "llama3", "mistral",
@@ -31,15 +32,9 @@ static void add(ot_segments *to, ot_segment_kind kind, const char *text, size_t 
 {
     if (kind == OT_SEGMENT_TEXT && bytes == 0)
         return;
-    if (to->count == to->capacity) {
-        size_t capacity = to->capacity > 0 ? 2 * to->capacity : 32;
-        ot_segment *items = realloc(to->items, capacity * sizeof *items);
-        if (items == NULL) {
-            to->failed = 1;
-            return;
-        }
-        to->items = items;
-        to->capacity = capacity;
+    if (ot_grow(&to->items, &to->capacity, to->count + 1, sizeof *to->items, "a conversation") != OT_OK) {
+        to->failed = 1;
+        return;
     }
     to->items[to->count++] = (ot_segment){kind, trained, text, bytes};
 }

@@ -39,6 +39,7 @@ typedef struct ot_ids {
     size_t count, capacity;
     struct ot_encoder *encoder; /* its own; NULL before the first text */
 } ot_ids;
+ot_status ot_ids_add(ot_ids *ids, int32_t id) OT_MUST_CHECK;
 void ot_ids_free(ot_ids *ids);
 
 /* Appends the ids of `bytes` of UTF-8 text, without BOS and EOS. Bytes that are no UTF-8 are read as U+FFFD, as Hugging Face's

@@ -4,19 +4,14 @@
 
 #include <utf8proc.h>
 
+#include "io/grow.h"
 #include "io/tokenizer_parts.h"
 #include "io/utf8.h"
 
 static ot_status trie_node(ot_trie *trie, size_t *node)
 {
-    if (trie->nodes == trie->capacity) {
-        size_t capacity = trie->capacity > 0 ? 2 * trie->capacity : 256;
-        int32_t *added = realloc(trie->added, capacity * sizeof *added);
-        if (added == NULL)
-            return ot_fail(OT_ERR_INTERNAL, "out of memory for %zu nodes of added tokens", capacity);
-        trie->added = added;
-        trie->capacity = capacity;
-    }
+    OT_TRY(ot_grow(&trie->added, &trie->capacity, trie->nodes + 1, sizeof *trie->added,
+                   "the nodes of added tokens"));
     *node = trie->nodes++;
     trie->added[*node] = OT_NONE;
     return OT_OK;

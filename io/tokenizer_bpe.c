@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "io/grow.h"
 #include "io/tokenizer_parts.h"
 #include "io/utf8.h"
 
@@ -109,14 +110,8 @@ static ot_status heap_push(struct ot_symbols *symbols, size_t at)
 {
     if (symbols->ranks[at] == UINT32_MAX)
         return OT_OK;
-    if (symbols->heap_count == symbols->heap_capacity) {
-        size_t capacity = symbols->heap_capacity > 0 ? 2 * symbols->heap_capacity : 1024;
-        uint64_t *heap = realloc(symbols->heap, capacity * sizeof *heap);
-        if (heap == NULL)
-            return ot_fail(OT_ERR_INTERNAL, "out of memory for %zu merges", capacity);
-        symbols->heap = heap;
-        symbols->heap_capacity = capacity;
-    }
+    OT_TRY(ot_grow(&symbols->heap, &symbols->heap_capacity, symbols->heap_count + 1, sizeof *symbols->heap,
+                   "merges"));
     uint64_t entry = (uint64_t)symbols->ranks[at] << 32 | at;
     size_t hole = symbols->heap_count++;
     for (; hole > 0 && symbols->heap[(hole - 1) / 2] > entry; hole = (hole - 1) / 2)

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "io/grow.h"
 #include "io/tokenizer_parts.h"
 #include "io/utf8.h"
 
@@ -14,14 +15,7 @@ typedef struct pieces {
 
 static ot_status end_piece(pieces *list)
 {
-    if (list->count == list->capacity) {
-        size_t capacity = list->capacity > 0 ? 2 * list->capacity : 256;
-        size_t *ends = realloc(list->ends, capacity * sizeof *ends);
-        if (ends == NULL)
-            return ot_fail(OT_ERR_INTERNAL, "out of memory for %zu pieces of text", capacity);
-        list->ends = ends;
-        list->capacity = capacity;
-    }
+    OT_TRY(ot_grow(&list->ends, &list->capacity, list->count + 1, sizeof *list->ends, "pieces of text"));
     list->ends[list->count++] = list->text.count;
     return OT_OK;
 }

@@ -33,7 +33,6 @@ typedef struct ot_bytes {
 } ot_bytes;
 ot_status ot_bytes_reserve(ot_bytes *bytes, size_t more) OT_MUST_CHECK;
 ot_status ot_bytes_add(ot_bytes *bytes, const char *text, size_t count) OT_MUST_CHECK;
-ot_status ot_ids_add(ot_ids *ids, int32_t id) OT_MUST_CHECK;
 
 /* Part of a text: of the tokenizer's own where it is kept. */
 typedef struct ot_span {

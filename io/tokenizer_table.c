@@ -5,19 +5,12 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "io/grow.h"
 #include "io/tokenizer_parts.h"
 
 ot_status ot_bytes_reserve(ot_bytes *bytes, size_t more)
 {
-    if (bytes->capacity - bytes->count >= more)
-        return OT_OK;
-    size_t capacity = bytes->capacity * 2 > bytes->count + more ? bytes->capacity * 2 : bytes->count + more;
-    char *data = realloc(bytes->data, capacity);
-    if (data == NULL)
-        return ot_fail(OT_ERR_INTERNAL, "out of memory for %zu bytes of text", capacity);
-    bytes->data = data;
-    bytes->capacity = capacity;
-    return OT_OK;
+    return ot_grow(&bytes->data, &bytes->capacity, bytes->count + more, 1, "a text");
 }
 
 ot_status ot_bytes_add(ot_bytes *bytes, const char *text, size_t count)
@@ -30,14 +23,7 @@ ot_status ot_bytes_add(ot_bytes *bytes, const char *text, size_t count)
 
 ot_status ot_ids_add(ot_ids *ids, int32_t id)
 {
-    if (ids->count == ids->capacity) {
-        size_t capacity = ids->capacity > 0 ? ids->capacity * 2 : 64;
-        int32_t *grown = realloc(ids->ids, capacity * sizeof *grown);
-        if (grown == NULL)
-            return ot_fail(OT_ERR_INTERNAL, "out of memory for %zu token ids", capacity);
-        ids->ids = grown;
-        ids->capacity = capacity;
-    }
+    OT_TRY(ot_grow(&ids->ids, &ids->capacity, ids->count + 1, sizeof *ids->ids, "token ids"));
     ids->ids[ids->count++] = id;
     return OT_OK;
 }

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "io/grow.h"
+
 enum { NONE = -1 };
 
 /* One operation that touches a place; `next` links those of one kind. */
@@ -83,19 +85,10 @@ void ot_builder_close(ot_builder *builder)
 /* Makes room for one more element; 0 where there is none. */
 static int grow(ot_builder *builder, void *array, size_t *room, size_t count, size_t size)
 {
-    if (count < *room)
+    if (ot_grow(array, room, count + 1, size, "a step list") == OT_OK)
         return 1;
-    size_t more = *room ? *room * 2 : 256;
-    void *old, *grown;
-    memcpy(&old, array, sizeof old);
-    grown = reallocarray(old, more, size);
-    if (grown == NULL) {
-        builder->failed = 1;
-        return 0;
-    }
-    memcpy(array, &grown, sizeof grown);
-    *room = more;
-    return 1;
+    builder->failed = 1;
+    return 0;
 }
 
 /* ---- conflicts ---- */

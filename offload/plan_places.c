@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "io/grow.h"
 #include "io/host.h"
 #include "offload/plan_draft.h"
 
@@ -32,14 +33,8 @@ static ot_status add_place(ot_draft *draft, ot_place place, int is_home, int32_t
     *out = (int32_t)plan->place_count++;
     if (draft->counting)
         return OT_OK;
-    if ((size_t)*out == draft->place_room) {
-        size_t room = draft->place_room ? draft->place_room * 2 : 1024;
-        ot_place *places = reallocarray(plan->places, room, sizeof *places);
-        if (places == NULL)
-            return ot_fail(OT_ERR_INTERNAL, "no memory for %zu places of a plan", room);
-        plan->places = places;
-        draft->place_room = room;
-    }
+    OT_TRY(ot_grow(&plan->places, &draft->place_room, (size_t)*out + 1, sizeof *plan->places,
+                   "the places of a plan"));
     plan->places[*out] = place;
     return OT_OK;
 }

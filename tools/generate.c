@@ -59,26 +59,12 @@ int32_t ot_choose_token(const float *logits, size_t V, double temperature, doubl
 
 /* ---- a text ---- */
 
-static ot_status append(ot_ids *ids, int32_t id)
-{
-    if (ids->count == ids->capacity) {
-        size_t capacity = ids->capacity > 0 ? 2 * ids->capacity : 64;
-        int32_t *grown = realloc(ids->ids, capacity * sizeof *grown);
-        if (grown == NULL)
-            return ot_fail(OT_ERR_INTERNAL, "out of memory for %zu tokens", capacity);
-        ids->ids = grown;
-        ids->capacity = capacity;
-    }
-    ids->ids[ids->count++] = id;
-    return OT_OK;
-}
-
 ot_status ot_generation_prompt(const ot_generation *generation, const ot_tokenizer *tokenizer, ot_ids *out)
 {
     ot_tokenizer_info info;
     ot_tokenizer_query(tokenizer, &info);
     if (info.bos >= 0 && info.add_bos)
-        OT_TRY(append(out, info.bos));
+        OT_TRY(ot_ids_add(out, info.bos));
     OT_TRY(ot_tokenizer_encode(tokenizer, generation->prompt, strlen(generation->prompt), 1, out));
     if (out->count == 0)
         return ot_fail(OT_ERR_USAGE, "--prompt: an empty text, and the model has no token to begin with");
@@ -142,7 +128,7 @@ static ot_status generate(ot_trainer *trainer, const ot_training *training, cons
         int32_t id = ot_choose_token(logits, V, g->temperature, g->top_p, words[0] * 0x1p-32, order);
         if (id == eos)
             break;
-        OT_TRY(append(ids, id));
+        OT_TRY(ot_ids_add(ids, id));
         OT_TRY(hand_over(tokenizer, g, ids, 0, &shown));
     }
     return hand_over(tokenizer, g, ids, 1, &shown);

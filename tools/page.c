@@ -11,6 +11,7 @@
 
 #include "engine/checkpoint_set.h"
 #include "io/file.h"
+#include "io/grow.h"
 #include "io/text.h"
 #include "tools/chart.h"
 #include "tools/command.h"
@@ -59,14 +60,10 @@ static void free_rows(rows *r)
 
 static ot_status grow(rows *r)
 {
-    if (r->count < r->capacity)
-        return OT_OK;
-    size_t capacity = r->capacity > 0 ? 2 * r->capacity : 1024;
+    size_t capacity = r->capacity;
     for (size_t f = 0; f < FIELD_COUNT; f++) {
-        double *column = realloc(r->columns[f], capacity * sizeof *column);
-        if (column == NULL)
-            return ot_fail(OT_ERR_INTERNAL, "out of memory for %zu rows of metrics", capacity);
-        r->columns[f] = column;
+        capacity = r->capacity;
+        OT_TRY(ot_grow(&r->columns[f], &capacity, r->count + 1, sizeof *r->columns[f], "rows of metrics"));
     }
     r->capacity = capacity;
     return OT_OK;
