@@ -15,6 +15,7 @@
 #include "kernels/kernels.h"
 #include "tools/bench.h"
 #include "tools/busy.h"
+#include "tools/json.h"
 #include "tools/option.h"
 #include "tools/probe.h"
 #include "tools/sample.h"
@@ -285,12 +286,7 @@ static ot_status print_json(const bench *b, const adam_flags *flags)
         json_object_set_new(root, "beside_drive",
                             json_pack("{s:o, s:o, s:o}", "gbs", ot_sample_json(&b->busy_rate), "drive_gbs",
                                       ot_sample_json(&b->drive_rate), "kept", ot_sample_json(&b->kept)));
-    int failed = root == NULL || json_dumpf(root, stdout, JSON_COMPACT | JSON_REAL_PRECISION(6)) != 0;
-    json_decref(root);
-    if (failed)
-        return ot_fail(OT_ERR_IO, "cannot write the JSON output");
-    putchar('\n');
-    return OT_OK;
+    return ot_json_line(root, stdout, "the JSON output");
 }
 
 static ot_status check_flags(const adam_flags *flags)

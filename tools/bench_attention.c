@@ -16,6 +16,7 @@
 #include "kernels/kernels.h"
 #include "tools/bench.h"
 #include "tools/gemm.h"
+#include "tools/json.h"
 #include "tools/option.h"
 #include "tools/sample.h"
 
@@ -196,12 +197,7 @@ static ot_status print_json(const bench *b)
         json_object_set_new(root, pass_names[pass],
                             json_pack("{s:o, s:o}", "gflops", ot_sample_json(&b->rates[pass]), "share",
                                       ot_sample_json(&b->shares[pass])));
-    int failed = root == NULL || json_dumpf(root, stdout, JSON_COMPACT | JSON_REAL_PRECISION(6)) != 0;
-    json_decref(root);
-    if (failed)
-        return ot_fail(OT_ERR_IO, "cannot write the JSON output");
-    putchar('\n');
-    return OT_OK;
+    return ot_json_line(root, stdout, "the JSON output");
 }
 
 static ot_status check_flags(const attention_flags *flags)

@@ -15,6 +15,7 @@
 #include "io/text.h"
 #include "kernels/device.h"
 #include "tools/bench.h"
+#include "tools/json.h"
 #include "tools/option.h"
 #include "tools/sample.h"
 
@@ -182,12 +183,7 @@ static ot_status print_json(const bench *b)
                              ot_team_count(b->team), "size", (json_int_t)b->size);
     for (int p = 0; p < PATTERNS; p++)
         json_object_set_new(root, pattern_names[p], ot_sample_json(&b->rates[p]));
-    int failed = root == NULL || json_dumpf(root, stdout, JSON_COMPACT | JSON_REAL_PRECISION(6)) != 0;
-    json_decref(root);
-    if (failed)
-        return ot_fail(OT_ERR_IO, "cannot write the JSON output");
-    putchar('\n');
-    return OT_OK;
+    return ot_json_line(root, stdout, "the JSON output");
 }
 
 static ot_status check_flags(const copy_flags *flags)

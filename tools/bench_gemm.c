@@ -15,6 +15,7 @@
 #include "kernels/kernels.h"
 #include "tools/bench.h"
 #include "tools/gemm.h"
+#include "tools/json.h"
 #include "tools/option.h"
 #include "tools/sample.h"
 
@@ -229,12 +230,7 @@ static ot_status print_json(const bench *b, const gemm_flags *flags)
                              "width", (json_int_t)flags->width, "outputs", (json_int_t)flags->outputs,
                              "dtype", flags->dtype, "isa", b->info.isa, "threads", b->info.units, "products",
                              products, "square_gflops", ot_sample_json(&b->square_rate));
-    int failed = root == NULL || json_dumpf(root, stdout, JSON_COMPACT | JSON_REAL_PRECISION(6)) != 0;
-    json_decref(root);
-    if (failed)
-        return ot_fail(OT_ERR_IO, "cannot write the JSON output");
-    putchar('\n');
-    return OT_OK;
+    return ot_json_line(root, stdout, "the JSON output");
 }
 
 static ot_status check_flags(const gemm_flags *flags)

@@ -19,6 +19,7 @@
 #include "offload/drive.h"
 #include "offload/store.h"
 #include "tools/bench.h"
+#include "tools/json.h"
 #include "tools/option.h"
 
 enum {
@@ -456,12 +457,7 @@ static ot_status print_json(const bench *b, const nvme_flags *flags)
                   (json_int_t)(b->chunk_count * b->chunk_bytes), "checksums", flags->checksums, "burst",
                   (json_int_t)flags->burst, "burst_ratio", b->burst_ratio, "directories", directories,
                   "settings", settings);
-    int failed = root == NULL || json_dumpf(root, stdout, JSON_COMPACT | JSON_REAL_PRECISION(6)) != 0;
-    json_decref(root);
-    if (failed)
-        return ot_fail(OT_ERR_IO, "cannot write the JSON output");
-    putchar('\n');
-    return OT_OK;
+    return ot_json_line(root, stdout, "the JSON output");
 }
 
 static ot_status run(bench *b, const nvme_flags *flags)

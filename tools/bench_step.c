@@ -18,6 +18,7 @@
 #include "offload/drive.h"
 #include "tools/bench.h"
 #include "tools/job.h"
+#include "tools/json.h"
 #include "tools/option.h"
 #include "tools/sample.h"
 
@@ -345,12 +346,7 @@ static ot_status print_json(const bench *b, const step_flags *flags)
         json_object_set_new(root, "nvme", nvme_json(&b->unclipped));
         json_object_set_new(root, "nvme_clipped", nvme_json(&b->clipped));
     }
-    int failed = root == NULL || json_dumpf(root, stdout, JSON_COMPACT | JSON_REAL_PRECISION(6)) != 0;
-    json_decref(root);
-    if (failed)
-        return ot_fail(OT_ERR_IO, "cannot write the JSON output");
-    putchar('\n');
-    return OT_OK;
+    return ot_json_line(root, stdout, "the JSON output");
 }
 
 static ot_status run(bench *b, const step_flags *flags)

@@ -13,6 +13,7 @@
 #include "io/machine.h"
 #include "io/text.h"
 #include "tools/command.h"
+#include "tools/json.h"
 #include "tools/option.h"
 
 typedef struct doctor_options {
@@ -308,12 +309,7 @@ static ot_status print_json(const report *from)
     json_t *object = json_pack("{s:o, s:I, s:s, s:i, s:s}", "checks", checks, "host_budget_bytes",
                                (json_int_t)from->memory.bytes, "host_budget_source", from->memory.source,
                                "threads", from->cpus.threads, "threads_source", from->cpus.source);
-    int failed = object == NULL || json_dumpf(object, stdout, JSON_COMPACT) != 0;
-    json_decref(object);
-    if (failed)
-        return ot_fail(OT_ERR_INTERNAL, "cannot write the report as JSON");
-    putchar('\n');
-    return OT_OK;
+    return ot_json_line(object, stdout, "the JSON output");
 }
 
 static ot_status run_checks(report *to, const ot_option_list *folders)

@@ -9,6 +9,7 @@
 #include "io/stop.h"
 #include "tools/command.h"
 #include "tools/job.h"
+#include "tools/json.h"
 #include "tools/train.h"
 
 ot_status ot_evaluate(ot_trainer *trainer, const ot_training *training, const ot_dataset *dataset,
@@ -41,12 +42,12 @@ ot_status ot_evaluate(ot_trainer *trainer, const ot_training *training, const ot
 static ot_status print_evaluation(const ot_train_flags *flags, const ot_evaluation *found)
 {
     if (flags->json)
-        printf("{\"event\":\"eval\",\"eval_loss\":%.9g,\"eval_ppl\":%.9g,\"tokens\":%" PRIu64
-               ",\"seconds\":%.6g}\n",
-               found->loss, found->perplexity, found->tokens, found->seconds);
-    else
-        printf("eval_loss=%.6f eval_ppl=%.6g tokens=%" PRIu64 "\n", found->loss, found->perplexity,
-               found->tokens);
+        return ot_json_line(json_pack("{s:s, s:o, s:o, s:I, s:f}", "event", "eval", "eval_loss",
+                                      ot_json_real(found->loss), "eval_ppl", ot_json_real(found->perplexity),
+                                      "tokens", (json_int_t)found->tokens, "seconds", found->seconds),
+                            stdout, "the JSON output");
+    printf("eval_loss=%.6f eval_ppl=%.6g tokens=%" PRIu64 "\n", found->loss, found->perplexity,
+           found->tokens);
     return OT_OK;
 }
 

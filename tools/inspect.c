@@ -11,6 +11,7 @@
 #include "io/path.h"
 #include "tools/command.h"
 #include "tools/job_data.h"
+#include "tools/json.h"
 
 typedef struct inspect_flags {
     ot_option_list path;
@@ -164,24 +165,27 @@ static void print_figures(const ot_tokens *tokens, const ot_data_stats *s, size_
            percent(s->inputs, s->pieces * T));
 }
 
-static void print_json(const ot_tokens *tokens, const ot_data_stats *s)
+static ot_status print_json(const ot_tokens *tokens, const ot_data_stats *s)
 {
     const ot_tokens_info *info = ot_tokens_query(tokens);
     uint64_t classes[CLASSES];
-    const char *gap = "";
+    json_t *lengths = json_object();
     count_lengths(tokens, classes);
-    printf("{\"documents\":%" PRIu64 ",\"tokens\":%" PRIu64 ",\"trained\":%" PRIu64 ",\"longest\":%" PRIu64
-           ",\"truncated\":%" PRIu64 ",\"lost\":%" PRIu64 ",\"dropped_long\":%" PRIu64
-           ",\"dropped_prompt\":%" PRIu64 ",\"dropped_untrained\":%" PRIu64 ",\"windows\":%" PRIu64
-           ",\"efficiency\":%.6f,\"lengths\":{",
-           info->documents, info->tokens, info->trained, info->longest, s->truncated, s->lost,
-           s->dropped_long, s->dropped_prompt, s->dropped_untrained, s->windows, s->efficiency);
     for (int i = 0; i < CLASSES; i++)
         if (classes[i] > 0) {
-            printf("%s\"%" PRIu64 "\":%" PRIu64, gap, UINT64_C(1) << i, classes[i]);
-            gap = ",";
+            char least[24];
+            snprintf(least, sizeof least, "%" PRIu64, UINT64_C(1) << i);
+            json_object_set_new(lengths, least, ot_json_count(classes[i]));
         }
-    printf("}}\n");
+    json_t *root =
+        json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:f, s:o}", "documents",
+                  ot_json_count(info->documents), "tokens", ot_json_count(info->tokens), "trained",
+                  ot_json_count(info->trained), "longest", ot_json_count(info->longest), "truncated",
+                  ot_json_count(s->truncated), "lost", ot_json_count(s->lost), "dropped_long",
+                  ot_json_count(s->dropped_long), "dropped_prompt", ot_json_count(s->dropped_prompt),
+                  "dropped_untrained", ot_json_count(s->dropped_untrained), "windows",
+                  ot_json_count(s->windows), "efficiency", s->efficiency, "lengths", lengths);
+    return ot_json_line(root, stdout, "the JSON output");
 }
 
 /* ---- the command ---- */
@@ -218,12 +222,13 @@ static ot_status inspect_tokens(const inspect_flags *flags, const ot_tokens *tok
         OT_TRY(show_document(tokens, tokenizer, d, data.T));
     fflush(stdout);
     OT_TRY(ot_dataset_open(&data, &dataset));
+    ot_status status = OT_OK;
     if (flags->json)
-        print_json(tokens, ot_dataset_stats(dataset));
+        status = print_json(tokens, ot_dataset_stats(dataset));
     else
         print_figures(tokens, ot_dataset_stats(dataset), data.T, flags->packing);
     ot_dataset_close(dataset);
-    return OT_OK;
+    return status;
 }
 
 static ot_status inspect_data(const inspect_flags *flags)

@@ -10,6 +10,7 @@
 #include "io/template.h"
 #include "io/text.h"
 #include "tools/inspect.h"
+#include "tools/json.h"
 
 /* Everything as one object, from which the lines are printed, too. A part that the folder does not have is not there; one that is
  * broken has an "error". */
@@ -152,11 +153,9 @@ ot_status ot_inspect_model(const char *folder, int json)
                              "tokenizer", tokenizer);
     if (root == NULL)
         return ot_fail(OT_ERR_INTERNAL, "out of memory for a description of %s", folder);
-    if (json) {
-        json_dumpf(root, stdout, JSON_COMPACT);
-        putchar('\n');
-    } else
-        print_lines(folder, root);
+    if (json)
+        return ot_json_line(root, stdout, "the JSON output");
+    print_lines(folder, root);
     json_decref(root);
     return OT_OK;
 }

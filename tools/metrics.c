@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "io/clock.h"
+#include "tools/json.h"
 #include "tools/stalls.h"
 
 void ot_metrics_init(ot_metrics *metrics, const ot_job *job, ot_run_state *state)
@@ -112,51 +113,41 @@ void ot_metrics_add(ot_metrics *metrics, const ot_trainer *trainer, const ot_ste
 }
 
 /* JSON has neither infinities nor NaN. */
-static json_t *real(double value)
-{
-    return isfinite(value) ? json_real(value) : json_null();
-}
-
-static json_t *integer(uint64_t value)
-{
-    return json_integer((json_int_t)value);
-}
-
 json_t *ot_row_json(const ot_row *row)
 {
     const struct {
         const char *name;
         json_t *value;
     } fields[] = {
-        {"step", integer(row->step)},
-        {"total_steps", integer(row->total_steps)},
-        {"epoch", real(row->epoch)},
-        {"tokens", integer(row->tokens)},
-        {"trained_tokens", integer(row->trained_tokens)},
-        {"loss", real(row->loss)},
-        {"grad_norm", real(row->grad_norm)},
-        {"learning_rate", real(row->learning_rate)},
-        {"clip_factor", real(row->clip_factor)},
-        {"loss_scale", real(row->loss_scale)},
+        {"step", ot_json_count(row->step)},
+        {"total_steps", ot_json_count(row->total_steps)},
+        {"epoch", ot_json_real(row->epoch)},
+        {"tokens", ot_json_count(row->tokens)},
+        {"trained_tokens", ot_json_count(row->trained_tokens)},
+        {"loss", ot_json_real(row->loss)},
+        {"grad_norm", ot_json_real(row->grad_norm)},
+        {"learning_rate", ot_json_real(row->learning_rate)},
+        {"clip_factor", ot_json_real(row->clip_factor)},
+        {"loss_scale", ot_json_real(row->loss_scale)},
         {"skipped", json_boolean(row->skipped)},
-        {"step_s", real(row->step_s)},
-        {"fwd_s", real(row->fwd_s)},
-        {"bwd_s", real(row->bwd_s)},
-        {"opt_exposed_s", real(row->opt_exposed_s)},
-        {"tok_per_s", real(row->tok_per_s)},
-        {"mfu", row->mfu > 0 ? real(row->mfu) : json_null()},
-        {"h2d_bytes", integer(row->h2d_bytes)},
-        {"d2h_bytes", integer(row->d2h_bytes)},
-        {"nvme_read_bytes", integer(row->nvme_read_bytes)},
-        {"nvme_write_bytes", integer(row->nvme_write_bytes)},
-        {"wait_h2d_s", real(row->wait_h2d_s)},
-        {"wait_nvme_s", real(row->wait_nvme_s)},
-        {"wait_cpu_s", real(row->wait_cpu_s)},
-        {"wait_data_s", real(row->wait_data_s)},
-        {"device_peak_bytes", integer(row->device_peak_bytes)},
-        {"host_peak_bytes", integer(row->host_peak_bytes)},
-        {"elapsed_s", real(row->elapsed_s)},
-        {"eta_s", real(row->eta_s)},
+        {"step_s", ot_json_real(row->step_s)},
+        {"fwd_s", ot_json_real(row->fwd_s)},
+        {"bwd_s", ot_json_real(row->bwd_s)},
+        {"opt_exposed_s", ot_json_real(row->opt_exposed_s)},
+        {"tok_per_s", ot_json_real(row->tok_per_s)},
+        {"mfu", row->mfu > 0 ? ot_json_real(row->mfu) : json_null()},
+        {"h2d_bytes", ot_json_count(row->h2d_bytes)},
+        {"d2h_bytes", ot_json_count(row->d2h_bytes)},
+        {"nvme_read_bytes", ot_json_count(row->nvme_read_bytes)},
+        {"nvme_write_bytes", ot_json_count(row->nvme_write_bytes)},
+        {"wait_h2d_s", ot_json_real(row->wait_h2d_s)},
+        {"wait_nvme_s", ot_json_real(row->wait_nvme_s)},
+        {"wait_cpu_s", ot_json_real(row->wait_cpu_s)},
+        {"wait_data_s", ot_json_real(row->wait_data_s)},
+        {"device_peak_bytes", ot_json_count(row->device_peak_bytes)},
+        {"host_peak_bytes", ot_json_count(row->host_peak_bytes)},
+        {"elapsed_s", ot_json_real(row->elapsed_s)},
+        {"eta_s", ot_json_real(row->eta_s)},
     };
     json_t *object = json_object();
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)

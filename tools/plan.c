@@ -2,18 +2,14 @@
 #include <stdlib.h>
 
 #include "tools/command.h"
+#include "tools/json.h"
 #include "tools/plan_report.h"
 #include "tools/train.h"
 
 static ot_status print_json(const ot_job *job, const ot_suggestions *suggestions)
 {
     json_t *root = ot_plan_json(job, suggestions);
-    int failed = root == NULL || json_dumpf(root, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9)) != 0;
-    json_decref(root);
-    if (failed)
-        return ot_fail(OT_ERR_IO, "cannot write the plan as JSON");
-    putchar('\n');
-    return OT_OK;
+    return ot_json_line(root, stdout, "the JSON output");
 }
 
 static ot_status show(const ot_job *job, int json)

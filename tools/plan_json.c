@@ -1,5 +1,6 @@
 #include <stdlib.h>
 
+#include "tools/json.h"
 #include "tools/plan_report.h"
 
 uint64_t ot_phase_bytes(const ot_plan *plan, ot_list_kind kind, ot_tier tier)
@@ -25,19 +26,15 @@ uint64_t ot_phase_bytes(const ot_plan *plan, ot_list_kind kind, ot_tier tier)
     return bytes + fixed;
 }
 
-static json_t *integer(uint64_t value)
-{
-    return json_integer((json_int_t)value);
-}
-
 static json_t *model_json(const ot_job *job)
 {
     const ot_model_config *c = &job->model->config;
     return json_pack("{s:o, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b}", "params",
-                     integer(job->model->params), "name", job->flags->model, "architecture", c->architecture,
-                     "layers", integer(c->L), "hidden", integer(c->C), "heads", integer(c->NH), "kv_heads",
-                     integer(c->NKV), "head_dim", integer(c->HD), "feed_forward", integer(c->F), "vocabulary",
-                     integer(c->V), "tied", c->tied);
+                     ot_json_count(job->model->params), "name", job->flags->model, "architecture",
+                     c->architecture, "layers", ot_json_count(c->L), "hidden", ot_json_count(c->C), "heads",
+                     ot_json_count(c->NH), "kv_heads", ot_json_count(c->NKV), "head_dim",
+                     ot_json_count(c->HD), "feed_forward", ot_json_count(c->F), "vocabulary",
+                     ot_json_count(c->V), "tied", c->tied);
 }
 
 static json_t *tier_json(const ot_job *job, const ot_suggestions *suggestions, ot_tier tier)
@@ -46,17 +43,19 @@ static json_t *tier_json(const ot_job *job, const ot_suggestions *suggestions, o
     uint64_t cap = tier == OT_TIER_DEVICE ? job->limits.device
                    : tier == OT_TIER_HOST ? job->limits.host
                                           : job->limits.nvme;
-    json_t *object = json_pack("{s:o}", "budget", integer(plan != NULL ? job->training.budget[tier] : cap));
+    json_t *object =
+        json_pack("{s:o}", "budget", ot_json_count(plan != NULL ? job->training.budget[tier] : cap));
     if (plan == NULL) {
         if (suggestions->need[tier] > 0)
-            json_object_set_new(object, "need", integer(suggestions->need[tier]));
+            json_object_set_new(object, "need", ot_json_count(suggestions->need[tier]));
         return object;
     }
     json_t *planes = json_object();
     for (int plane = 0; plane < OT_PLANES; plane++)
-        json_object_set_new(planes, ot_plane_name((ot_plane)plane), integer(plan->plane_bytes[tier][plane]));
-    json_object_set_new(object, "peak", integer(plan->peak_bytes[tier]));
-    json_object_set_new(object, "slots", integer(plan->slot_bytes[tier]));
+        json_object_set_new(planes, ot_plane_name((ot_plane)plane),
+                            ot_json_count(plan->plane_bytes[tier][plane]));
+    json_object_set_new(object, "peak", ot_json_count(plan->peak_bytes[tier]));
+    json_object_set_new(object, "slots", ot_json_count(plan->slot_bytes[tier]));
     json_object_set_new(object, "planes", planes);
     return object;
 }
@@ -67,13 +66,13 @@ static json_t *phase_json(const ot_job *job, ot_list_kind kind)
     json_t *object = json_object();
     for (int tier = 0; tier < OT_TIERS; tier++)
         json_object_set_new(object, ot_tier_name((ot_tier)tier),
-                            integer(ot_phase_bytes(job->plan, kind, (ot_tier)tier)));
+                            ot_json_count(ot_phase_bytes(job->plan, kind, (ot_tier)tier)));
     ot_timeline timeline;
     if (ot_simulate(list, &job->training.rates, NULL, &timeline) == OT_OK)
         json_object_set_new(object, "predicted_s", json_real(timeline.seconds));
-    json_object_set_new(object, "operations", integer(list->count));
-    json_object_set_new(object, "nvme_read_bytes", integer(list->lane_bytes[OT_LANE_NVME_READ]));
-    json_object_set_new(object, "nvme_write_bytes", integer(list->lane_bytes[OT_LANE_NVME_WRITE]));
+    json_object_set_new(object, "operations", ot_json_count(list->count));
+    json_object_set_new(object, "nvme_read_bytes", ot_json_count(list->lane_bytes[OT_LANE_NVME_READ]));
+    json_object_set_new(object, "nvme_write_bytes", ot_json_count(list->lane_bytes[OT_LANE_NVME_WRITE]));
     return object;
 }
 
@@ -90,7 +89,7 @@ static json_t *lanes_json(const ot_job *job)
     json_t *lanes = json_object();
     for (int lane = 0; lane < OT_LANES; lane++)
         json_object_set_new(lanes, ot_lane_name((ot_lane)lane),
-                            json_pack("{s:o, s:f, s:f, s:f}", "bytes", integer(list->lane_bytes[lane]),
+                            json_pack("{s:o, s:f, s:f, s:f}", "bytes", ot_json_count(list->lane_bytes[lane]),
                                       "busy_s", job->timeline.busy_s[lane], "wait_s",
                                       job->timeline.wait_s[lane], "rate", job->training.rates.lane[lane]));
     return lanes;
@@ -100,17 +99,17 @@ static json_t *step_json(const ot_job *job)
 {
     const ot_list *list = ot_steady_list(job->plan);
     const ot_training *t = &job->training;
-    json_t *step =
-        json_pack("{s:o, s:o, s:o, s:o, s:f, s:f, s:s}", "h2d_bytes", integer(list->lane_bytes[OT_LANE_H2D]),
-                  "d2h_bytes", integer(list->lane_bytes[OT_LANE_D2H]), "nvme_read_bytes",
-                  integer(list->lane_bytes[OT_LANE_NVME_READ]), "nvme_write_bytes",
-                  integer(list->lane_bytes[OT_LANE_NVME_WRITE]), "flops", list->flops, "predicted_s",
-                  job->timeline.seconds, "bottleneck", ot_lane_name(job->timeline.bottleneck));
+    json_t *step = json_pack(
+        "{s:o, s:o, s:o, s:o, s:f, s:f, s:s}", "h2d_bytes", ot_json_count(list->lane_bytes[OT_LANE_H2D]),
+        "d2h_bytes", ot_json_count(list->lane_bytes[OT_LANE_D2H]), "nvme_read_bytes",
+        ot_json_count(list->lane_bytes[OT_LANE_NVME_READ]), "nvme_write_bytes",
+        ot_json_count(list->lane_bytes[OT_LANE_NVME_WRITE]), "flops", list->flops, "predicted_s",
+        job->timeline.seconds, "bottleneck", ot_lane_name(job->timeline.bottleneck));
     json_object_set_new(step, "bound_s", json_real(job->timeline.bound_s));
-    json_object_set_new(step, "tokens", integer((uint64_t)t->B * t->M * t->T));
-    json_object_set_new(step, "batch_size", integer(t->B));
-    json_object_set_new(step, "grad_accum", integer(t->M));
-    json_object_set_new(step, "seq_len", integer(t->T));
+    json_object_set_new(step, "tokens", ot_json_count((uint64_t)t->B * t->M * t->T));
+    json_object_set_new(step, "batch_size", ot_json_count(t->B));
+    json_object_set_new(step, "grad_accum", ot_json_count(t->M));
+    json_object_set_new(step, "seq_len", ot_json_count(t->T));
     json_object_set_new(step, "prefetch_depth", json_integer(job->plan->prefetch_depth));
     json_object_set_new(step, "recompute", json_string(job->flags->recompute));
     json_object_set_new(step, "lanes", lanes_json(job));
@@ -120,7 +119,7 @@ static json_t *step_json(const ot_job *job)
 static json_t *wear_json(const ot_job *job)
 {
     uint64_t bytes = ot_steady_list(job->plan)->lane_bytes[OT_LANE_NVME_WRITE];
-    json_t *wear = json_pack("{s:o, s:f}", "bytes_per_step", integer(bytes), "tbw", job->flags->tbw);
+    json_t *wear = json_pack("{s:o, s:f}", "bytes_per_step", ot_json_count(bytes), "tbw", job->flags->tbw);
     json_object_set_new(wear, "steps_to_tbw",
                         bytes > 0 ? json_real(job->flags->tbw * 1e12 / (double)bytes) : json_null());
     return wear;
@@ -129,13 +128,15 @@ static json_t *wear_json(const ot_job *job)
 static json_t *data_json(const ot_job *job)
 {
     const ot_data_stats *s = ot_dataset_stats(job->dataset);
-    json_t *data = json_pack(
-        "{s:o, s:o, s:o, s:o, s:f, s:o, s:o, s:o, s:o}", "documents", integer(s->documents), "sequences",
-        integer(s->windows), "tokens", integer(s->inputs), "targets", integer(s->trained), "efficiency",
-        s->efficiency, "longest", integer(s->longest), "truncated", integer(s->truncated), "lost_tokens",
-        integer(s->lost), "dropped", integer(s->dropped_long + s->dropped_prompt + s->dropped_untrained));
+    json_t *data = json_pack("{s:o, s:o, s:o, s:o, s:f, s:o, s:o, s:o, s:o}", "documents",
+                             ot_json_count(s->documents), "sequences", ot_json_count(s->windows), "tokens",
+                             ot_json_count(s->inputs), "targets", ot_json_count(s->trained), "efficiency",
+                             s->efficiency, "longest", ot_json_count(s->longest), "truncated",
+                             ot_json_count(s->truncated), "lost_tokens", ot_json_count(s->lost), "dropped",
+                             ot_json_count(s->dropped_long + s->dropped_prompt + s->dropped_untrained));
     if (job->data.evaluation != NULL)
-        json_object_set_new(data, "evaluation_sequences", integer(ot_dataset_windows(job->data.evaluation)));
+        json_object_set_new(data, "evaluation_sequences",
+                            ot_json_count(ot_dataset_windows(job->data.evaluation)));
     return data;
 }
 

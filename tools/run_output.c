@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tools/json.h"
 #include "tools/page.h"
 
 void ot_run_say(ot_run *r, const char *format, ...)
@@ -28,16 +29,12 @@ void ot_run_say(ot_run *r, const char *format, ...)
 
 ot_status ot_run_emit(const ot_run *r, const char *event, json_t *object)
 {
-    ot_status status = OT_OK;
-    if (r->flags.json) {
-        json_object_set_new(object, "event", json_string(event));
-        if (object == NULL || json_dumpf(object, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9)) != 0)
-            status = ot_fail(OT_ERR_IO, "cannot write to stdout");
-        putchar('\n');
-        fflush(stdout);
+    if (!r->flags.json) {
+        json_decref(object);
+        return OT_OK;
     }
-    json_decref(object);
-    return status;
+    json_object_set_new(object, "event", json_string(event));
+    return ot_json_line(object, stdout, "the JSON output");
 }
 
 ot_status ot_run_show_header(ot_run *r)
@@ -58,12 +55,8 @@ ot_status ot_run_show_header(ot_run *r)
 
 ot_status ot_run_add_row(ot_run *r, json_t *row)
 {
-    int failed = row == NULL || json_dumpf(row, r->dir.metrics, JSON_COMPACT | JSON_REAL_PRECISION(9)) != 0;
-    failed |= fputc('\n', r->dir.metrics) == EOF;
-    failed |= fflush(r->dir.metrics) != 0;
-    json_decref(row);
-    if (failed)
-        return ot_fail(OT_ERR_IO, "%s/metrics.jsonl: cannot be written", r->dir.path);
+    if (ot_json_line(row, r->dir.metrics, "metrics.jsonl") != OT_OK)
+        return ot_fail(OT_ERR_IO, "%s: %s", r->dir.path, ot_error_text());
     return OT_OK;
 }
 
@@ -114,6 +107,6 @@ ot_status ot_run_show_done(ot_run *r, uint64_t hash)
         printf("%s\n", line);
     return ot_run_emit(r, "done",
                        json_pack("{s:I, s:o, s:I, s:f, s:s}", "steps", (json_int_t)state->step, "loss",
-                                 isfinite(r->metrics.loss) ? json_real(r->metrics.loss) : json_null(),
-                                 "tokens", (json_int_t)state->tokens, "seconds", seconds, "params", text));
+                                 ot_json_real(r->metrics.loss), "tokens", (json_int_t)state->tokens,
+                                 "seconds", seconds, "params", text));
 }

@@ -9,6 +9,7 @@
 #include "io/text.h"
 #include "tools/evaluate.h"
 #include "tools/generate.h"
+#include "tools/json.h"
 
 static ot_status save(ot_run *r)
 {
@@ -45,10 +46,9 @@ static ot_status evaluate(ot_run *r)
     ot_metrics_pause(&r->metrics, OT_PAUSE_EVAL, found.seconds);
     ot_run_say(r, "eval %" PRIu64 "  loss %.4f  perplexity %.5g  %" PRIu64 " tokens in %.3g s", step,
                found.loss, found.perplexity, found.tokens, found.seconds);
-    json_t *row =
-        json_pack("{s:I, s:f, s:o, s:I, s:f}", "step", (json_int_t)step, "eval_loss", found.loss, "eval_ppl",
-                  isfinite(found.perplexity) ? json_real(found.perplexity) : json_null(), "eval_tokens",
-                  (json_int_t)found.tokens, "eval_s", found.seconds);
+    json_t *row = json_pack("{s:I, s:f, s:o, s:I, s:f}", "step", (json_int_t)step, "eval_loss", found.loss,
+                            "eval_ppl", ot_json_real(found.perplexity), "eval_tokens",
+                            (json_int_t)found.tokens, "eval_s", found.seconds);
     OT_TRY(ot_run_add_row(r, json_incref(row)));
     return ot_run_emit(r, "eval", row);
 }

@@ -7,6 +7,7 @@
 #include "io/stop.h"
 #include "tools/command.h"
 #include "tools/job_data.h"
+#include "tools/json.h"
 
 typedef struct tokenize_flags {
     const char *model, *output, *data_format, *chat_template, *train_on;
@@ -48,19 +49,26 @@ static ot_status check(const tokenize_flags *flags)
     return OT_OK;
 }
 
-static void print(const tokenize_flags *flags, const ot_tokens_info *info, double seconds)
+static ot_status print_json(const ot_tokens_info *info, double seconds)
+{
+    char hash[32];
+    snprintf(hash, sizeof hash, "xxh3:%016" PRIx64, info->tokenizer_hash);
+    json_t *root =
+        json_pack("{s:I, s:I, s:I, s:I, s:i, s:s, s:f}", "tokens", (json_int_t)info->tokens, "documents",
+                  (json_int_t)info->documents, "trained", (json_int_t)info->trained, "longest",
+                  (json_int_t)info->longest, "width", info->width, "tokenizer", hash, "seconds", seconds);
+    return ot_json_line(root, stdout, "the JSON output");
+}
+
+static ot_status print(const tokenize_flags *flags, const ot_tokens_info *info, double seconds)
 {
     if (flags->json)
-        printf("{\"tokens\":%" PRIu64 ",\"documents\":%" PRIu64 ",\"trained\":%" PRIu64
-               ",\"longest\":%" PRIu64 ",\"width\":%d,\"tokenizer\":\"xxh3:%016" PRIx64
-               "\",\"seconds\":%.3f}\n",
-               info->tokens, info->documents, info->trained, info->longest, info->width, info->tokenizer_hash,
-               seconds);
-    else
-        printf("%s: %" PRIu64 " tokens, %" PRIu64 " of them trained, in %" PRIu64
-               " documents, the longest %" PRIu64 "; %.3g s, %.3g M tokens/s\n",
-               flags->output, info->tokens, info->trained, info->documents, info->longest, seconds,
-               (double)info->tokens / 1e6 / seconds);
+        return print_json(info, seconds);
+    printf("%s: %" PRIu64 " tokens, %" PRIu64 " of them trained, in %" PRIu64
+           " documents, the longest %" PRIu64 "; %.3g s, %.3g M tokens/s\n",
+           flags->output, info->tokens, info->trained, info->documents, info->longest, seconds,
+           (double)info->tokens / 1e6 / seconds);
+    return OT_OK;
 }
 
 ot_status ot_command_tokenize(int argc, char **argv)
@@ -89,7 +97,7 @@ ot_status ot_command_tokenize(int argc, char **argv)
     int64_t start = ot_clock_ns();
     ot_status status = ot_samples_write(&samples, flags.output, &tokens);
     if (status == OT_OK)
-        print(&flags, ot_tokens_query(tokens), ot_seconds(ot_clock_ns() - start));
+        status = print(&flags, ot_tokens_query(tokens), ot_seconds(ot_clock_ns() - start));
     ot_tokens_close(tokens);
     ot_tokenizer_close(tokenizer);
     return status;

@@ -7,6 +7,7 @@
 #include "io/host.h"
 #include "io/machine.h"
 #include "tools/command.h"
+#include "tools/json.h"
 #include "tools/option.h"
 
 #if defined(__clang__)
@@ -64,12 +65,7 @@ static ot_status print_json(const facts *found)
                   "allocator_version", found->allocator_version, "cuda", HAVE_CUDA);
     json_t *object = json_pack("{s:s, s:s, s:o, s:o}", "version", OT_VERSION, "compiler", COMPILER,
                                "features", features, "instruction_sets", sets);
-    int failed = object == NULL || json_dumpf(object, stdout, JSON_COMPACT) != 0;
-    json_decref(object);
-    if (failed)
-        return ot_fail(OT_ERR_INTERNAL, "cannot write the version as JSON");
-    putchar('\n');
-    return OT_OK;
+    return ot_json_line(object, stdout, "the JSON output");
 }
 
 static void print_lines(const facts *found)
