@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "engine/model.h"
+#include "io/text.h"
 #include "kernels/random.h"
 
 /* log(x) for normal x > 0: x = m 2^e with m in [sqrt(1/2), sqrt(2)), then 2 artanh((m-1)/(m+1)). */
@@ -58,20 +59,14 @@ static void fill_normal(double std, size_t layer, uint64_t first, uint64_t count
     }
 }
 
-static int ends_with(const char *name, const char *suffix)
-{
-    size_t length = strlen(name), tail = strlen(suffix);
-    return length >= tail && strcmp(name + length - tail, suffix) == 0;
-}
-
 static void fill(const ot_model_config *c, const ot_tensor *tensor, size_t layer, uint64_t first,
                  uint64_t count, uint64_t seed, float *out)
 {
     if (tensor->decay) {
-        int residual = c->family == OT_FAMILY_GPT2 && ends_with(tensor->name, "c_proj.weight");
+        int residual = c->family == OT_FAMILY_GPT2 && ot_ends_with(tensor->name, "c_proj.weight");
         double std = residual ? c->init_std / sqrt(2 * (double)c->L) : c->init_std;
         fill_normal(std, layer, first, count, seed, out);
-    } else if (ends_with(tensor->name, ".weight")) {
+    } else if (ot_ends_with(tensor->name, ".weight")) {
         for (uint64_t i = 0; i < count; i++)
             out[i] = 1;
     }

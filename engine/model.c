@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "io/text.h"
+
 /* ---- Dimensions ---- */
 
 /* No dimension of a real model comes near it, and products of three stay within 64 bits. */
@@ -259,10 +261,10 @@ int ot_layer_find(const ot_layer *layer, const char *suffix)
     size_t length = strlen(suffix);
     for (size_t i = 0; i < layer->tensor_count; i++) {
         const char *name = layer->tensors[i].name;
-        size_t whole = strlen(name);
-        if (whole < length || strcmp(name + whole - length, suffix) != 0)
+        if (!ot_ends_with(name, suffix))
             continue;
-        if (whole == length || name[whole - length - 1] == '.')
+        size_t before = strlen(name) - length;
+        if (before == 0 || name[before - 1] == '.')
             return (int)i;
     }
     return -1;

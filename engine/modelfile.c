@@ -70,9 +70,3 @@ uint64_t ot_model_most_scales(const ot_model *model)
             most = ot_layer_scales(&model->layers[l]);
     return most;
 }
-
-uint64_t ot_model_file_buffer_bytes(const ot_model *model)
-{
-    return (ot_model_piece_elements(model) + ot_model_whole_elements(model) + ot_model_most_scales(model)) *
-           sizeof(float);
-}

@@ -5,16 +5,14 @@
  * moment1 as I8, moment2 as U8, and for each layer one F32 tensor "LAYER.scales" with a scale for every OT_MOMENT_BLOCK
  * elements of the layer's flat vector (model.h), padding included.
  *
- * Neither a source nor a writer holds more than ot_model_file_buffer_bytes for each plane, whatever the model's size. */
+ * Host memory is taken at the opening: for each plane a piece of a tensor, the largest transposed tensor and the scales of one
+ * layer, whatever the model's size. */
 #ifndef OT_ENGINE_MODELFILE_H
 #define OT_ENGINE_MODELFILE_H
 
 #include "engine/model.h"
 #include "engine/values.h"
 #include "io/safetensors.h"
-
-/* Host memory that one plane's source or writer takes at most, all of it when it is opened. */
-uint64_t ot_model_file_buffer_bytes(const ot_model *model);
 
 /* ---- Reading ---- */
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/modelfile_parts.h"
+#include "io/text.h"
 #include "kernels/element.h"
 
 /* One plane's files. */
@@ -116,18 +117,12 @@ static ot_status find_tensors(ot_model_source *s, plane_files *p, ot_value_plane
 
 /* ---- Opening: what else is there ---- */
 
-static int ends_with(const char *text, const char *end)
-{
-    size_t n = strlen(text), m = strlen(end);
-    return n >= m && strcmp(text + n - m, end) == 0;
-}
-
 /* Constants that older versions of `transformers` saved. */
 static int is_buffer(const ot_model *model, const char *name)
 {
     if (model->config.family == OT_FAMILY_GPT2)
-        return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
-    return ends_with(name, ".rotary_emb.inv_freq");
+        return ot_ends_with(name, ".attn.bias") || ot_ends_with(name, ".attn.masked_bias");
+    return ot_ends_with(name, ".rotary_emb.inv_freq");
 }
 
 /* A tied model's head, which some files hold a second time. */

@@ -169,26 +169,6 @@ static ot_status write_hashed(const ot_samples_options *options, uint64_t hash, 
     return ot_error_raise(&failure);
 }
 
-ot_status ot_samples_write(const ot_samples_options *options, const char *path, ot_tokens **out)
-{
-    uint64_t hash;
-    OT_TRY(ot_samples_hash(options, &hash));
-    return write_hashed(options, hash, path, out);
-}
-
-ot_status ot_samples_builtin(size_t V, ot_tokens **out)
-{
-    ot_tokenizer *tokenizer;
-    OT_TRY(ot_tokenizer_open_bytes(V, -1, -1, &tokenizer));
-    const ot_samples_options options = {
-        .tokenizer = tokenizer, .chat_template = "auto", .V = V, .threads = 1};
-    ot_status status = write_hashed(&options, 0, NULL, out);
-    ot_tokenizer_close(tokenizer);
-    return status;
-}
-
-/* ---- the cache ---- */
-
 static ot_status hash_file(const char *path, XXH3_state_t *state)
 {
     ot_mapping map;
@@ -201,7 +181,8 @@ static ot_status hash_file(const char *path, XXH3_state_t *state)
     return OT_OK;
 }
 
-ot_status ot_samples_hash(const ot_samples_options *options, uint64_t *hash)
+/* XXH3 of everything that decides the tokens: the files' names and contents, tokenizer, template and options. */
+static ot_status hash_samples(const ot_samples_options *options, uint64_t *hash)
 {
     ot_tokenizer_info info;
     ot_tokenizer_query(options->tokenizer, &info);
@@ -224,6 +205,26 @@ ot_status ot_samples_hash(const ot_samples_options *options, uint64_t *hash)
     XXH3_freeState(state);
     return status;
 }
+
+ot_status ot_samples_write(const ot_samples_options *options, const char *path, ot_tokens **out)
+{
+    uint64_t hash;
+    OT_TRY(hash_samples(options, &hash));
+    return write_hashed(options, hash, path, out);
+}
+
+ot_status ot_samples_builtin(size_t V, ot_tokens **out)
+{
+    ot_tokenizer *tokenizer;
+    OT_TRY(ot_tokenizer_open_bytes(V, -1, -1, &tokenizer));
+    const ot_samples_options options = {
+        .tokenizer = tokenizer, .chat_template = "auto", .V = V, .threads = 1};
+    ot_status status = write_hashed(&options, 0, NULL, out);
+    ot_tokenizer_close(tokenizer);
+    return status;
+}
+
+/* ---- the cache ---- */
 
 /* Removes what processes that have died were writing. */
 static void sweep(const char *folder)
@@ -254,7 +255,7 @@ ot_status ot_samples_open(const ot_samples_options *options, const char *folder,
 {
     uint64_t hash;
     char path[PATH_MAX];
-    OT_TRY(ot_samples_hash(options, &hash));
+    OT_TRY(hash_samples(options, &hash));
     if (folder == NULL || options->file_count == 0)
         return write_hashed(options, hash, NULL, out);
     if (ot_path_format(path, "%s/tokens-%016" PRIx64 ".bin", folder, hash) != OT_OK ||

@@ -36,10 +36,6 @@ typedef struct ot_samples_options {
     int threads;               /* 0: one for each core */
 } ot_samples_options;
 
-/* XXH3 of everything that decides the tokens: the files' names and contents, tokenizer, template and options. Reads all files.
- * OT_ERR_DATA where one cannot be read or is empty. */
-ot_status ot_samples_hash(const ot_samples_options *options, uint64_t *hash) OT_MUST_CHECK;
-
 /* Tokenises into `path`, or with NULL into memory, and opens the result where `out` is given. OT_ERR_DATA as file:line: reason. */
 ot_status ot_samples_write(const ot_samples_options *options, const char *path,
                            ot_tokens **out) OT_MUST_CHECK;

@@ -50,11 +50,6 @@ typedef struct ot_training {
     ot_block_options io;
 } ot_training;
 
-/* What the plan is asked for this training; `layers` and `stages` have room for layer_count entries each and outlive the
- * plan. A pure function. */
-void ot_training_request(const ot_training *training, ot_plan_layer layers[], ot_plan_stage stages[],
-                         ot_plan_request *request);
-
 /* Makes the plan alone, which the caller frees. OT_ERR_FIT as ot_plan_make. */
 ot_status ot_training_plan(const ot_training *training, ot_plan **out) OT_MUST_CHECK;
 

@@ -132,7 +132,8 @@ static uint64_t device_own_bytes(const ot_training *training)
     return info.own_bytes;
 }
 
-void ot_training_request(const ot_training *training, ot_plan_layer layers[], ot_plan_stage stages[],
+/* `layers` and `stages` have room for layer_count entries each, which the request points to. */
+static void make_request(const ot_training *training, ot_plan_layer layers[], ot_plan_stage stages[],
                          ot_plan_request *request)
 {
     describe_stages(training, layers, stages);
@@ -187,7 +188,7 @@ static ot_status ask_plan(const ot_training *training, plan_call call, ot_plan *
     if (layers == NULL || stages == NULL)
         OT_TRY_GOTO(ot_fail(OT_ERR_INTERNAL, "out of memory for a plan of %zu layers", count), out);
     ot_plan_request request;
-    ot_training_request(training, layers, stages, &request);
+    make_request(training, layers, stages, &request);
     OT_TRY_GOTO(call(&request, out), out);
 out:
     free(stages);

@@ -100,9 +100,6 @@ ot_status ot_tensor_writer_open(const ot_tensor_writer_options *options,
 /* The next bytes of all tensors, one after the other in the order given; cut anywhere. */
 ot_status ot_tensor_writer_append(ot_tensor_writer *writer, const void *data, uint64_t bytes) OT_MUST_CHECK;
 
-/* Bytes that are still to come: 0 where every tensor is whole. */
-uint64_t ot_tensor_writer_missing(const ot_tensor_writer *writer);
-
 /* Behind the last byte: writes the index, and makes all files and the folder durable. */
 ot_status ot_tensor_writer_finish(ot_tensor_writer *writer) OT_MUST_CHECK;
 

@@ -227,11 +227,6 @@ ot_status ot_tensor_writer_append(ot_tensor_writer *w, const void *data, uint64_
     return OT_OK;
 }
 
-uint64_t ot_tensor_writer_missing(const ot_tensor_writer *w)
-{
-    return w->missing;
-}
-
 /* ---- The end ---- */
 
 static ot_status write_index(ot_tensor_writer *w)

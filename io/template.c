@@ -259,19 +259,6 @@ const char *ot_template_name(const ot_template *chat)
     return ot_style_names[chat->style];
 }
 
-uint64_t ot_template_hash(const ot_template *chat)
-{
-    const int numbers[] = {(int)chat->style, chat->bos_id,      chat->eos_id,   chat->bos,
-                           chat->thinks,     chat->dated,       chat->space,    chat->final_eos,
-                           chat->trim,       chat->system_last, chat->no_system};
-    const char *const texts[] = {chat->system, chat->open, chat->close};
-    uint64_t hash = XXH3_64bits(numbers, sizeof numbers);
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
-        if (texts[i] != NULL)
-            hash = XXH3_64bits_withSeed(texts[i], strlen(texts[i]), hash + i);
-    return hash;
-}
-
 /* ---- as text ---- */
 
 static ot_status print_special(const ot_template *chat, int32_t id, FILE *out)

@@ -35,9 +35,6 @@ typedef struct ot_document {
 void ot_document_clear(ot_document *document);
 void ot_document_free(ot_document *document);
 
-/* Marks the tokens that have no mark yet. */
-ot_status ot_document_mark(ot_document *document, int trained) OT_MUST_CHECK;
-
 /* Adds a token; -1 adds none. */
 ot_status ot_document_add(ot_document *document, int32_t id, int trained) OT_MUST_CHECK;
 
@@ -54,9 +51,6 @@ ot_status ot_template_open(const char *name, const char *otherwise, const ot_tok
 void ot_template_close(ot_template *chat); /* NULL is allowed */
 
 const char *ot_template_name(const ot_template *chat);
-
-/* XXH3 of everything that decides what is rendered. */
-uint64_t ot_template_hash(const ot_template *chat);
 
 /* The text that the conversation becomes, special tokens in it, NUL-terminated, for the caller to free. OT_ERR_DATA where the
  * published template refuses it: roles that do not alternate, a system turn that has no place. */

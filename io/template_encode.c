@@ -27,7 +27,8 @@ void ot_document_free(ot_document *document)
     *document = (ot_document){0};
 }
 
-ot_status ot_document_mark(ot_document *document, int trained)
+/* Marks the tokens that have no mark yet. */
+static ot_status mark(ot_document *document, int trained)
 {
     size_t count = document->ids.count;
     OT_TRY(ot_grow(&document->trained, &document->marks_capacity, count, 1, "the marks of tokens"));
@@ -41,7 +42,7 @@ ot_status ot_document_add(ot_document *document, int32_t id, int trained)
 {
     if (id >= 0)
         OT_TRY(ot_ids_add(&document->ids, id));
-    return ot_document_mark(document, trained);
+    return mark(document, trained);
 }
 
 /* ---- what stands between two special tokens ---- */
@@ -142,11 +143,11 @@ static ot_status run_flush(run *r)
         if (before + count <= out->marks)
             continue;
         out->ids.count = before + count;
-        ot_status status = ot_document_mark(out, edge % 2 != 0);
+        ot_status status = mark(out, edge % 2 != 0);
         out->ids.count = all;
         OT_TRY(status);
     }
-    OT_TRY(ot_document_mark(out, r->edge_count % 2 != 0));
+    OT_TRY(mark(out, r->edge_count % 2 != 0));
     r->bytes = r->edge_count = 0;
     return OT_OK;
 }

@@ -94,6 +94,12 @@ int ot_name_equal(const char *a, const char *b)
     return *a == '\0' && *b == '\0';
 }
 
+int ot_ends_with(const char *text, const char *end)
+{
+    size_t length = strlen(text), tail = strlen(end);
+    return length >= tail && strcmp(text + length - tail, end) == 0;
+}
+
 char *ot_clean_utf8(char *text)
 {
     for (char *at = text; *at != '\0';) {

@@ -29,6 +29,9 @@ const char *ot_nearest_name(const char *name, const char *const names[], size_t 
  * Returns it. */
 char *ot_clean_utf8(char *text);
 
+/* Whether the text ends with `end`. */
+int ot_ends_with(const char *text, const char *end);
+
 /* Whether two flag or key names are equal, '-' and '_' being equal. */
 int ot_name_equal(const char *a, const char *b);
 

@@ -17,7 +17,7 @@ static ot_status trie_node(ot_trie *trie, size_t *node)
     return OT_OK;
 }
 
-ot_status ot_trie_add(ot_trie *trie, const char *text, size_t bytes, int32_t added, int *taken)
+static ot_status trie_add(ot_trie *trie, const char *text, size_t bytes, int32_t added, int *taken)
 {
     size_t node = 0;
     if (trie->nodes == 0)
@@ -234,9 +234,9 @@ static ot_status index_tokens(ot_tokenizer *tokenizer, ot_encoder *encoder)
         tokenizer->added_of[added->id] = (int32_t)i;
         OT_TRY(normalize_token(tokenizer, encoder, added));
         int taken;
-        OT_TRY(ot_trie_add(added->normalized ? &tokenizer->after : &tokenizer->before,
-                           tokenizer->text.data + added->normal.offset, added->normal.length, (int32_t)i,
-                           &taken));
+        OT_TRY(trie_add(added->normalized ? &tokenizer->after : &tokenizer->before,
+                        tokenizer->text.data + added->normal.offset, added->normal.length, (int32_t)i,
+                        &taken));
         if (taken)
             return ot_fail(OT_ERR_FORMAT, "%s: two added tokens are '%.*s' when normalised", tokenizer->path,
                            (int)added->normal.length, tokenizer->text.data + added->normal.offset);

@@ -261,8 +261,6 @@ ot_status ot_split(ot_encoder *encoder, size_t step, const char *text, size_t by
 ot_status ot_bpe(ot_encoder *encoder, const char *text, size_t bytes) OT_MUST_CHECK;
 void ot_bpe_find_borders(ot_tokenizer *tokenizer);
 
-ot_status ot_trie_add(ot_trie *trie, const char *text, size_t bytes, int32_t added, int *taken) OT_MUST_CHECK;
-
 /* Byte level: the character that stands for a byte, and back (OT_NONE). */
 uint32_t ot_byte_level_character(int byte);
 int ot_byte_level_byte(uint32_t character);

@@ -89,8 +89,6 @@ ot_status ot_tokens_writer_add(ot_tokens_writer *writer, const int32_t *ids, con
 ot_status ot_tokens_writer_end(ot_tokens_writer *writer, uint32_t file, uint64_t line,
                                int continues) OT_MUST_CHECK;
 
-uint64_t ot_tokens_writer_count(const ot_tokens_writer *writer); /* tokens so far */
-
 /* Completes the file, syncs it and gives it its name; with `out` it is opened, too. Frees the writer in any case. */
 ot_status ot_tokens_writer_close(ot_tokens_writer *writer, ot_tokens **out) OT_MUST_CHECK;
 

@@ -201,11 +201,6 @@ ot_status ot_tokens_writer_end(ot_tokens_writer *writer, uint32_t file, uint64_t
     return OT_OK;
 }
 
-uint64_t ot_tokens_writer_count(const ot_tokens_writer *writer)
-{
-    return writer->header.tokens;
-}
-
 /* ---- the end ---- */
 
 static ot_status pad(ot_tokens_writer *w, spool *s)

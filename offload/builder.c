@@ -274,6 +274,20 @@ static void add_waits(ot_builder *builder, ot_operation *operation, progress *kn
     }
 }
 
+static ot_lane lane_of(ot_operation_kind kind)
+{
+    static const ot_lane lanes[OT_OP_KINDS] = {
+        [OT_OP_READ] = OT_LANE_NVME_READ, [OT_OP_WRITE] = OT_LANE_NVME_WRITE,
+        [OT_OP_H2D] = OT_LANE_H2D,        [OT_OP_D2H] = OT_LANE_D2H,
+        [OT_OP_DATA] = OT_LANE_H2D,       [OT_OP_FORWARD] = OT_LANE_COMPUTE,
+        [OT_OP_HEAD] = OT_LANE_COMPUTE,   [OT_OP_BACKWARD] = OT_LANE_COMPUTE,
+        [OT_OP_REDUCE] = OT_LANE_COMPUTE, [OT_OP_UPDATE] = OT_LANE_CPU,
+        [OT_OP_LOAD] = OT_LANE_CPU,       [OT_OP_SAVE] = OT_LANE_CPU,
+        [OT_OP_MEASURE] = OT_LANE_CPU,
+    };
+    return lanes[kind];
+}
+
 void ot_builder_add(ot_builder *builder, const ot_operation *given)
 {
     size_t progress_room = builder->room;
@@ -284,7 +298,7 @@ void ot_builder_add(ot_builder *builder, const ot_operation *given)
     uint32_t o = (uint32_t)builder->count++;
     ot_operation *operation = &builder->operations[o];
     *operation = *given;
-    operation->lane = ot_operation_lane(given->kind);
+    operation->lane = lane_of(given->kind);
     operation->wait_first = (uint32_t)builder->wait_count;
     operation->wait_count = 0;
 
@@ -332,18 +346,4 @@ ot_status ot_builder_finish(ot_builder *builder, ot_list *out)
         out->flops += out->operations[o].flops;
     }
     return OT_OK;
-}
-
-ot_lane ot_operation_lane(ot_operation_kind kind)
-{
-    static const ot_lane lanes[OT_OP_KINDS] = {
-        [OT_OP_READ] = OT_LANE_NVME_READ, [OT_OP_WRITE] = OT_LANE_NVME_WRITE,
-        [OT_OP_H2D] = OT_LANE_H2D,        [OT_OP_D2H] = OT_LANE_D2H,
-        [OT_OP_DATA] = OT_LANE_H2D,       [OT_OP_FORWARD] = OT_LANE_COMPUTE,
-        [OT_OP_HEAD] = OT_LANE_COMPUTE,   [OT_OP_BACKWARD] = OT_LANE_COMPUTE,
-        [OT_OP_REDUCE] = OT_LANE_COMPUTE, [OT_OP_UPDATE] = OT_LANE_CPU,
-        [OT_OP_LOAD] = OT_LANE_CPU,       [OT_OP_SAVE] = OT_LANE_CPU,
-        [OT_OP_MEASURE] = OT_LANE_CPU,
-    };
-    return lanes[kind];
 }

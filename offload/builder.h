@@ -27,7 +27,4 @@ void ot_builder_add(ot_builder *builder, const ot_operation *operation);
  */
 ot_status ot_builder_finish(ot_builder *builder, ot_list *out) OT_MUST_CHECK;
 
-/* The lane operations of a kind run on. */
-ot_lane ot_operation_lane(ot_operation_kind kind);
-
 #endif

@@ -10,6 +10,7 @@
 #include "io/file.h"
 #include "io/log.h"
 #include "io/path.h"
+#include "io/text.h"
 #include "kernels/element.h"
 #include "tools/export.h"
 #include "tools/gguf.h"
@@ -50,9 +51,8 @@ static void name_of(const ot_model *model, size_t layer, const ot_tensor *tensor
         {"mlp.up_proj.weight", "ffn_up.weight"},
         {"mlp.down_proj.weight", "ffn_down.weight"},
     };
-    size_t i = 0, n = sizeof names / sizeof *names, length = strlen(tensor->name);
-    while (i < n && (length < strlen(names[i].ours) ||
-                     strcmp(tensor->name + length - strlen(names[i].ours), names[i].ours) != 0))
+    size_t i = 0, n = sizeof names / sizeof *names;
+    while (i < n && !ot_ends_with(tensor->name, names[i].ours))
         i++;
     OT_ASSERT(i < n);
     if (layer == 0 || layer == model->layer_count - 1)

@@ -18,25 +18,25 @@ double ot_sample_median(const ot_sample *sample)
     return n == 0 ? 0 : (sample->values[(n - 1) / 2] + sample->values[n / 2]) / 2;
 }
 
-double ot_sample_min(const ot_sample *sample)
+static double smallest(const ot_sample *sample)
 {
     return sample->count == 0 ? 0 : sample->values[0];
 }
 
-double ot_sample_max(const ot_sample *sample)
+static double largest(const ot_sample *sample)
 {
     return sample->count == 0 ? 0 : sample->values[sample->count - 1];
 }
 
 const char *ot_sample_text(const ot_sample *sample, char out[OT_SAMPLE_TEXT_BYTES])
 {
-    snprintf(out, OT_SAMPLE_TEXT_BYTES, "%.2f (%.2f to %.2f)", ot_sample_median(sample),
-             ot_sample_min(sample), ot_sample_max(sample));
+    snprintf(out, OT_SAMPLE_TEXT_BYTES, "%.2f (%.2f to %.2f)", ot_sample_median(sample), smallest(sample),
+             largest(sample));
     return out;
 }
 
 json_t *ot_sample_json(const ot_sample *sample)
 {
-    return json_pack("{s:f, s:f, s:f}", "median", ot_sample_median(sample), "min", ot_sample_min(sample),
-                     "max", ot_sample_max(sample));
+    return json_pack("{s:f, s:f, s:f}", "median", ot_sample_median(sample), "min", smallest(sample), "max",
+                     largest(sample));
 }

@@ -17,8 +17,6 @@ void ot_sample_add(ot_sample *sample, double value);
 
 /* 0 without values. */
 double ot_sample_median(const ot_sample *sample);
-double ot_sample_min(const ot_sample *sample);
-double ot_sample_max(const ot_sample *sample);
 
 /* "52.1 (50.3 to 52.8)" into `out`, which it returns. */
 const char *ot_sample_text(const ot_sample *sample, char out[OT_SAMPLE_TEXT_BYTES]);
