@@ -321,10 +321,8 @@ ot_status ot_bench_adam(int argc, char **argv)
     adam_flags flags = {0};
     int help;
     OT_TRY(ot_options_parse(&adam_table, argc, argv, &flags, &help));
-    if (help) {
-        ot_options_help(&adam_table, stdout);
+    if (help)
         return OT_OK;
-    }
     OT_TRY(check_flags(&flags));
     bench *b = calloc(1, sizeof *b);
     if (b == NULL)

@@ -231,10 +231,8 @@ ot_status ot_bench_attention(int argc, char **argv)
     attention_flags flags = {0};
     int help;
     OT_TRY(ot_options_parse(&attention_table, argc, argv, &flags, &help));
-    if (help) {
-        ot_options_help(&attention_table, stdout);
+    if (help)
         return OT_OK;
-    }
     OT_TRY(check_flags(&flags));
     bench *b = calloc(1, sizeof *b);
     if (b == NULL)

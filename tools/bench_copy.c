@@ -214,10 +214,8 @@ ot_status ot_bench_copy(int argc, char **argv)
     copy_flags flags = {0};
     int help;
     OT_TRY(ot_options_parse(&copy_table, argc, argv, &flags, &help));
-    if (help) {
-        ot_options_help(&copy_table, stdout);
+    if (help)
         return OT_OK;
-    }
     OT_TRY(check_flags(&flags));
     bench *b = calloc(1, sizeof *b);
     if (b == NULL)

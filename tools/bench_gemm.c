@@ -258,10 +258,8 @@ ot_status ot_bench_gemm(int argc, char **argv)
     gemm_flags flags = {0};
     int help;
     OT_TRY(ot_options_parse(&gemm_table, argc, argv, &flags, &help));
-    if (help) {
-        ot_options_help(&gemm_table, stdout);
+    if (help)
         return OT_OK;
-    }
     OT_TRY(check_flags(&flags));
     bench *b = calloc(1, sizeof *b);
     if (b == NULL)

@@ -480,10 +480,8 @@ ot_status ot_bench_nvme(int argc, char **argv)
     nvme_flags flags = {0};
     int help;
     OT_TRY(ot_options_parse(&nvme_table, argc, argv, &flags, &help));
-    if (help) {
-        ot_options_help(&nvme_table, stdout);
+    if (help)
         return OT_OK;
-    }
     if (flags.directories.count == 0)
         return ot_fail(OT_ERR_USAGE, "--nvme: give a directory on the drive to measure");
     if (flags.directories.count > OT_STORE_DIRECTORIES_MAX)

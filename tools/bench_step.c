@@ -364,10 +364,8 @@ ot_status ot_bench_step(int argc, char **argv)
     step_flags flags = {0};
     int help;
     OT_TRY(ot_options_parse(&step_table, argc, argv, &flags, &help));
-    if (help) {
-        ot_options_help(&step_table, stdout);
+    if (help)
         return OT_OK;
-    }
     OT_TRY(check_flags(&flags));
     bench *b = calloc(1, sizeof *b);
     if (b == NULL)

@@ -330,10 +330,8 @@ ot_status ot_command_doctor(int argc, char **argv)
     doctor_options given = {0};
     int help;
     OT_TRY(ot_options_parse(&table, argc, argv, &given, &help));
-    if (help) {
-        ot_options_help(&table, stdout);
+    if (help)
         return OT_OK;
-    }
     report *found = calloc(1, sizeof *found);
     if (found == NULL)
         return ot_fail(OT_ERR_INTERNAL, "out of memory for the report");

@@ -272,9 +272,7 @@ ot_status ot_command_export(int argc, char **argv)
     export_options given = {.to = NULL};
     int help;
     OT_TRY(ot_options_parse(&table, argc, argv, &given, &help));
-    if (help) {
-        ot_options_help(&table, stdout);
+    if (help)
         return OT_OK;
-    }
     return run(&given);
 }

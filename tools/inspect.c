@@ -252,10 +252,8 @@ ot_status ot_command_inspect(int argc, char **argv)
     inspect_flags flags = {0};
     int help;
     OT_TRY(ot_options_parse(&table, argc, argv, &flags, &help));
-    if (help) {
-        ot_options_help(&table, stdout);
+    if (help)
         return OT_OK;
-    }
     if (flags.path.count != 1)
         return ot_fail(OT_ERR_USAGE, "one file or folder to look at is needed; %zu are given",
                        flags.path.count);

@@ -240,12 +240,19 @@ static ot_status parse_option(const ot_option_table *table, int argc, char **arg
     return OT_OK;
 }
 
+int ot_options_want_help(const ot_option_table *table, int argc, char **argv)
+{
+    for (int i = 0; i < argc; i++)
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            ot_options_help(table, stdout);
+            return 1;
+        }
+    return 0;
+}
+
 ot_status ot_options_parse(const ot_option_table *table, int argc, char **argv, void *values, int *help)
 {
-    *help = 0;
-    for (int i = 0; i < argc; i++)
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
-            *help = 1;
+    *help = ot_options_want_help(table, argc, argv);
     if (*help)
         return OT_OK;
     OT_TRY(ot_options_defaults(table, values));

@@ -53,12 +53,13 @@ typedef struct ot_option_table {
 } ot_option_table;
 
 /* Sets every default in `values`, then reads argv[0..argc-1]. '-' and '_' are equal in names. Fails with
- * OT_ERR_USAGE, naming what was found and the nearest known name. `*help` becomes 1 where --help or -h was
- * given; then nothing else is checked. Texts in `values` point into argv, which lists may cut at commas. */
+ * OT_ERR_USAGE, naming what was found and the nearest known name. `*help` becomes 1 where --help or -h was given: the help is on
+ * stdout then, and nothing else is checked. Texts in `values` point into argv, which lists may cut at commas. */
 ot_status ot_options_parse(const ot_option_table *table, int argc, char **argv, void *values,
                            int *help) OT_MUST_CHECK;
 
-/* The two halves of ot_options_parse, for what comes in between. A list that `argv` names replaces the one in `values`. */
+/* The parts of ot_options_parse, for what comes in between. A list that `argv` names replaces the one in `values`. */
+int ot_options_want_help(const ot_option_table *table, int argc, char **argv);
 ot_status ot_options_defaults(const ot_option_table *table, void *values) OT_MUST_CHECK;
 ot_status ot_options_arguments(const ot_option_table *table, int argc, char **argv,
                                void *values) OT_MUST_CHECK;

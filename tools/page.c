@@ -400,10 +400,8 @@ ot_status ot_command_report(int argc, char **argv)
     report_flags flags = {0};
     int help;
     OT_TRY(ot_options_parse(&table, argc, argv, &flags, &help));
-    if (help) {
-        ot_options_help(&table, stdout);
+    if (help)
         return OT_OK;
-    }
     if (flags.runs.count == 0)
         return ot_fail(OT_ERR_USAGE, "report: which run? For example: offtrain report runs/NAME");
     for (size_t i = 0; i < flags.runs.count; i++) {

@@ -79,10 +79,8 @@ ot_status ot_command_tokenize(int argc, char **argv)
     size_t V;
     int help;
     OT_TRY(ot_options_parse(&table, argc, argv, &flags, &help));
-    if (help) {
-        ot_options_help(&table, stdout);
+    if (help)
         return OT_OK;
-    }
     OT_TRY(check(&flags));
     OT_TRY(ot_tokenizer_of_model(flags.model, &tokenizer, &V));
     const ot_samples_options samples = {.files = flags.data.items,

@@ -181,11 +181,9 @@ ot_status ot_train_with_flags(const ot_option_table *table, int argc, char **arg
         copied++;
     ot_status status = copied < argc ? ot_fail(OT_ERR_INTERNAL, "out of memory for the arguments")
                                      : ot_train_flags_read(table, argc, argv, &flags, &config, &help);
-    if (status == OT_OK && help)
-        ot_options_help(table, stdout);
-    else if (status == OT_OK && flags.print_config)
+    if (status == OT_OK && !help && flags.print_config)
         status = ot_config_print(table, OT_TRAIN_NOT_IN_CONFIG, &flags, stdout);
-    else if (status == OT_OK)
+    else if (status == OT_OK && !help)
         status = command(&flags, argc, typed);
     if (copied == argc && (status != OT_OK || !help))
         ot_config_close(config);

@@ -309,14 +309,6 @@ static ot_status settle_batch(ot_train_flags *flags, int global_given)
 
 /* ---- reading ---- */
 
-static int wants_help(int argc, char **argv)
-{
-    for (int i = 0; i < argc; i++)
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
-            return 1;
-    return 0;
-}
-
 static int is_given(const ot_config *config, const ot_option_table *table, int argc, char **argv,
                     const char *name)
 {
@@ -345,7 +337,7 @@ ot_status ot_train_flags_read(const ot_option_table *table, int argc, char **arg
 {
     *flags = (ot_train_flags){0};
     *config = NULL;
-    *help = wants_help(argc, argv);
+    *help = ot_options_want_help(table, argc, argv);
     if (*help)
         return OT_OK;
     const char *path = ot_options_peek(table, argc, argv, "config");

@@ -87,10 +87,8 @@ ot_status ot_command_version(int argc, char **argv)
     version_options given = {0};
     int help;
     OT_TRY(ot_options_parse(&table, argc, argv, &given, &help));
-    if (help) {
-        ot_options_help(&table, stdout);
+    if (help)
         return OT_OK;
-    }
     facts found = find_facts();
     if (given.json)
         return print_json(&found);
