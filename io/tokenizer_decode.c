@@ -282,22 +282,11 @@ ot_status ot_tokenizer_decode(const ot_tokenizer *tokenizer, const int32_t *ids,
 
 /* Reading the file's "decoder". */
 
-static ot_status keep_text(const json_t *node, const char *key, const char *path, ot_decode_step *step)
-{
-    const char *text;
-    OT_TRY(ot_json_text(node, key, path, &text, &step->content_bytes));
-    step->content = malloc(step->content_bytes + 1);
-    if (step->content == NULL)
-        return ot_fail(OT_ERR_INTERNAL, "out of memory for %s", path);
-    memcpy(step->content, text, step->content_bytes + 1);
-    return OT_OK;
-}
-
 static ot_status read_strip(const json_t *node, const char *path, ot_decode_step *step)
 {
     const json_t *start = json_object_get(node, "start"), *stop = json_object_get(node, "stop");
     step->kind = OT_DECODE_STRIP;
-    OT_TRY(keep_text(node, "content", path, step));
+    OT_TRY(ot_json_keep(node, "content", path, &step->content, &step->content_bytes));
     if (step->content_bytes == 0 || !json_is_integer(start) || !json_is_integer(stop) ||
         json_integer_value(start) < 0 || json_integer_value(stop) < 0)
         return ot_fail(OT_ERR_FORMAT,
@@ -328,14 +317,14 @@ static ot_status read_step(ot_tokenizer *tokenizer, const json_t *node, int dept
     if (strcmp(type, "Replace") == 0) {
         step->kind = OT_DECODE_REPLACE;
         OT_TRY(ot_json_pattern(node, path, &step->regex));
-        return keep_text(node, "content", path, step);
+        return ot_json_keep(node, "content", path, &step->content, &step->content_bytes);
     }
     if (strcmp(type, "Metaspace") == 0) {
         ot_prepend_scheme scheme;
         step->kind = OT_DECODE_METASPACE;
         OT_TRY(ot_json_scheme(node, path, &scheme));
         step->drop_first = scheme != OT_PREPEND_NEVER;
-        return keep_text(node, "replacement", path, step);
+        return ot_json_keep(node, "replacement", path, &step->content, &step->content_bytes);
     }
     if (strcmp(type, "ByteLevel") == 0)
         step->kind = OT_DECODE_BYTE_LEVEL;

@@ -65,6 +65,17 @@ ot_status ot_json_text(const json_t *node, const char *key, const char *where, c
     return OT_OK;
 }
 
+ot_status ot_json_keep(const json_t *node, const char *key, const char *where, char **text, size_t *bytes)
+{
+    const char *found;
+    OT_TRY(ot_json_text(node, key, where, &found, bytes));
+    *text = malloc(*bytes + 1);
+    if (*text == NULL)
+        return ot_fail(OT_ERR_INTERNAL, "out of memory for %s", where);
+    memcpy(*text, found, *bytes + 1);
+    return OT_OK;
+}
+
 ot_status ot_json_pattern(const json_t *node, const char *where, ot_regex *out)
 {
     const json_t *pattern = json_object_get(node, "pattern");

@@ -165,17 +165,6 @@ ot_status ot_normalize(const ot_tokenizer *tokenizer, ot_encoder *encoder, const
 
 /* Reading the file's "normalizer". */
 
-static ot_status keep_text(const json_t *node, const char *key, const char *path, ot_normal_step *step)
-{
-    const char *text;
-    OT_TRY(ot_json_text(node, key, path, &text, &step->content_bytes));
-    step->content = malloc(step->content_bytes + 1);
-    if (step->content == NULL)
-        return ot_fail(OT_ERR_INTERNAL, "out of memory for %s", path);
-    memcpy(step->content, text, step->content_bytes + 1);
-    return OT_OK;
-}
-
 static ot_status read_step(ot_tokenizer *tokenizer, const json_t *node, int depth)
 {
     static const struct {
@@ -210,12 +199,12 @@ static ot_status read_step(ot_tokenizer *tokenizer, const json_t *node, int dept
     }
     if (strcmp(type, "Prepend") == 0) {
         step->kind = OT_NORMAL_PREPEND;
-        return keep_text(node, "prepend", path, step);
+        return ot_json_keep(node, "prepend", path, &step->content, &step->content_bytes);
     }
     if (strcmp(type, "Replace") == 0) {
         step->kind = OT_NORMAL_REPLACE;
         OT_TRY(ot_json_pattern(node, path, &step->regex));
-        return keep_text(node, "content", path, step);
+        return ot_json_keep(node, "content", path, &step->content, &step->content_bytes);
     }
     return ot_fail(
         OT_ERR_FORMAT,

@@ -246,6 +246,9 @@ ot_status ot_json_flag(const json_t *node, const char *key, int otherwise, const
                        int *out) OT_MUST_CHECK;
 ot_status ot_json_text(const json_t *node, const char *key, const char *where, const char **text,
                        size_t *bytes) OT_MUST_CHECK;
+/* The same text as a copy, NUL-terminated, for the caller to free. */
+ot_status ot_json_keep(const json_t *node, const char *key, const char *where, char **text,
+                       size_t *bytes) OT_MUST_CHECK;
 /* The prepend scheme of a Metaspace node. */
 ot_status ot_json_scheme(const json_t *node, const char *where, ot_prepend_scheme *out) OT_MUST_CHECK;
 
