@@ -4,6 +4,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 typedef enum ot_dtype {
     OT_FP32,
@@ -25,6 +26,15 @@ static inline size_t ot_dtype_bytes(ot_dtype dtype)
 static inline const char *ot_dtype_name(ot_dtype dtype)
 {
     return dtype == OT_FP32 ? "fp32" : dtype == OT_BF16 ? "bf16" : dtype == OT_FP16 ? "fp16" : "int8";
+}
+
+/* The dtype of that name; OT_DTYPES, which is none, where there is no such. */
+static inline ot_dtype ot_dtype_find(const char *name)
+{
+    int dtype = 0;
+    while (dtype < OT_DTYPES && strcmp(ot_dtype_name((ot_dtype)dtype), name) != 0)
+        dtype++;
+    return (ot_dtype)dtype;
 }
 
 #endif

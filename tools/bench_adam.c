@@ -74,14 +74,6 @@ typedef struct bench {
 
 /* ---- set-up ---- */
 
-static ot_dtype dtype_named(const char *name)
-{
-    ot_dtype dtype = OT_FP32;
-    while (strcmp(ot_dtype_name(dtype), name) != 0)
-        dtype = (ot_dtype)(dtype + 1);
-    return dtype;
-}
-
 static ot_optimizer optimizer_named(const char *name)
 {
     static const char *const names[] = {"adamw", "adam", "sgd", "lion"};
@@ -139,10 +131,10 @@ static void set_up_update(bench *b, const adam_flags *flags)
         .eps = 1e-8f,
         .weight_decay = 0.01f,
         .step = &b->step,
-        .grad_dtype = dtype_named(flags->grad),
+        .grad_dtype = ot_dtype_find(flags->grad),
         .master_format = strcmp(flags->master, "split") == 0 ? OT_MASTER_SPLIT : OT_MASTER_FP32,
-        .moment1_format = dtype_named(flags->moments),
-        .moment2_format = dtype_named(flags->moments),
+        .moment1_format = ot_dtype_find(flags->moments),
+        .moment2_format = ot_dtype_find(flags->moments),
         .seed = 1,
     };
     b->step = (ot_update_step){.grad_scale = 1, .lr = 1e-4f, .bias1 = 0.5f, .bias2 = 0.01f, .number = 1};
@@ -152,7 +144,7 @@ static void set_up_update(bench *b, const adam_flags *flags)
     int split = u->master_format == OT_MASTER_SPLIT;
     u->master = take_stream(b, OT_PROBE_CHANGE, split ? sizeof(int16_t) : sizeof(float));
     if (strcmp(flags->weight, "none") != 0) {
-        u->weight_dtype = dtype_named(flags->weight);
+        u->weight_dtype = ot_dtype_find(flags->weight);
         u->weight = take_stream(b, split ? OT_PROBE_CHANGE : OT_PROBE_WRITE, sizeof(uint16_t));
     }
     u->moment1 = take_moment(b, u->moment1_format, &u->scale1);

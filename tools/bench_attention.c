@@ -66,7 +66,7 @@ typedef struct bench {
 static void describe(bench *b, const attention_flags *flags)
 {
     ot_attention *a = &b->attention;
-    *a = (ot_attention){.dtype = ot_gemm_dtype(flags->dtype),
+    *a = (ot_attention){.dtype = ot_dtype_find(flags->dtype),
                         .B = (size_t)flags->batch,
                         .T = (size_t)flags->tokens,
                         .NH = (size_t)flags->heads,

@@ -61,7 +61,7 @@ typedef struct bench {
 static void describe_products(bench *b, const gemm_flags *flags)
 {
     size_t N = (size_t)flags->tokens, C = (size_t)flags->width, OC = (size_t)flags->outputs;
-    ot_dtype dtype = ot_gemm_dtype(flags->dtype);
+    ot_dtype dtype = ot_dtype_find(flags->dtype);
     ot_matmul common = {.dtype = dtype, .out_dtype = dtype, .N = N, .C = C, .OC = OC, .ld_b = C};
     for (size_t i = 0; i < OPERATIONS; i++) {
         ot_matmul *m = &b->products[i];

@@ -9,7 +9,6 @@
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/data.h"
 #include "engine/trainer.h"
@@ -105,14 +104,6 @@ enum { RATES_DEVICE_BYTES = 256 << 20 };
 
 /* ---- set-up ---- */
 
-static ot_dtype dtype_of(const char *name)
-{
-    int dtype = 0;
-    while (strcmp(name, ot_dtype_name((ot_dtype)dtype)) != 0)
-        dtype++;
-    return (ot_dtype)dtype;
-}
-
 static ot_status check_flags(const step_flags *flags)
 {
     if (flags->batch < 1 || flags->batch > 4096 || flags->length < 1 || flags->length > 1 << 20)
@@ -159,14 +150,14 @@ static ot_status set_up(bench *b, const step_flags *flags)
     const ot_data_options data = {.T = (size_t)flags->length, .V = config.V, .shuffle = 1, .seed = 1};
     OT_TRY(ot_dataset_open(&data, &b->data));
     OT_TRY(ot_memory_budget_read("", &memory));
-    ot_dtype dtype = dtype_of(flags->dtype);
+    ot_dtype dtype = ot_dtype_find(flags->dtype);
     b->training = (ot_training){
         .model = b->model,
         .B = (size_t)flags->batch,
         .T = (size_t)flags->length,
         .M = 1,
         .dtype = dtype,
-        .state_dtype = dtype_of(flags->state_dtype),
+        .state_dtype = ot_dtype_find(flags->state_dtype),
         .grad_dtype = dtype,
         .optimizer = OT_OPTIMIZER_ADAMW,
         .beta1 = 0.9f,

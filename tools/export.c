@@ -97,10 +97,7 @@ static ot_status open_source(ot_export *e, const char *dtype)
         .stem = masters ? "master" : "model",
     };
     OT_TRY(ot_model_source_open(&source, &e->source));
-    e->dtype = strcmp(dtype, "auto") == 0   ? ot_model_source_dtype(e->source)
-               : strcmp(dtype, "bf16") == 0 ? OT_BF16
-               : strcmp(dtype, "fp16") == 0 ? OT_FP16
-                                            : OT_FP32;
+    e->dtype = strcmp(dtype, "auto") == 0 ? ot_model_source_dtype(e->source) : ot_dtype_find(dtype);
     e->values = malloc(OT_EXPORT_VALUES * sizeof *e->values);
     return e->values != NULL ? OT_OK : ot_fail(OT_ERR_INTERNAL, "out of memory for an export");
 }

@@ -1,14 +1,7 @@
 #include "tools/gemm.h"
 
-#include <string.h>
-
 #include "io/clock.h"
 #include "io/host.h"
-
-ot_dtype ot_gemm_dtype(const char *name)
-{
-    return strcmp(name, "fp32") == 0 ? OT_FP32 : strcmp(name, "bf16") == 0 ? OT_BF16 : OT_FP16;
-}
 
 ot_status ot_gemm_check(const char *name, int64_t value, int64_t least, int64_t most)
 {

@@ -10,9 +10,6 @@
 
 enum { OT_GEMM_SQUARE = 2048 };
 
-/* "fp32", "bf16" or "fp16". */
-ot_dtype ot_gemm_dtype(const char *name);
-
 /* OT_ERR_USAGE where option --name is not in least .. most. */
 ot_status ot_gemm_check(const char *name, int64_t value, int64_t least, int64_t most) OT_MUST_CHECK;
 

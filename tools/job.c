@@ -31,14 +31,6 @@ static ot_status open_model(ot_job *job)
     return OT_OK;
 }
 
-static ot_dtype dtype_of(const char *name, ot_dtype otherwise)
-{
-    for (int dtype = 0; dtype < OT_DTYPES; dtype++)
-        if (strcmp(name, ot_dtype_name((ot_dtype)dtype)) == 0)
-            return (ot_dtype)dtype;
-    return otherwise;
-}
-
 static ot_optimizer optimizer_of(const char *name)
 {
     static const char *const names[] = {"adamw", "adam", "sgd", "lion", "adafactor"};
@@ -54,8 +46,8 @@ static ot_status choose_formats(ot_job *job)
 {
     const ot_train_flags *flags = job->flags;
     ot_training *t = &job->training;
-    t->dtype = dtype_of(flags->precision, OT_BF16);
-    t->state_dtype = dtype_of(flags->state_dtype, OT_FP32);
+    t->dtype = strcmp(flags->precision, "auto") == 0 ? OT_BF16 : ot_dtype_find(flags->precision);
+    t->state_dtype = ot_dtype_find(flags->state_dtype);
     t->grad_dtype = strcmp(flags->grad_dtype, "32") == 0 || t->dtype == OT_FP32 ? OT_FP32 : t->dtype;
     if (flags->loss_scale != OT_AUTO_REAL && t->dtype != OT_FP16)
         return ot_fail(OT_ERR_USAGE, "--loss-scale is for --precision fp16; %s has the range of fp32",
