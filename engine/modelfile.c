@@ -1,8 +1,10 @@
 /* What reading and writing of model files have in common. */
 #include "engine/modelfile_parts.h"
 
+#include <math.h>
 #include <stdio.h>
-#include <string.h>
+
+#include "kernels/element.h"
 
 ot_tensor_spec ot_tensor_file_spec(const ot_tensor *tensor, ot_file_dtype dtype)
 {
@@ -36,6 +38,21 @@ uint64_t ot_tensor_elements(const ot_tensor *tensor)
 uint64_t ot_layer_scales(const ot_layer *layer)
 {
     return layer->params / OT_MOMENT_BLOCK;
+}
+
+uint64_t ot_values_narrow(ot_dtype dtype, const float *values, size_t count, uint16_t *restrict out)
+{
+    uint64_t overflows = 0;
+    if (dtype == OT_BF16) {
+        for (size_t i = 0; i < count; i++)
+            out[i] = ot_narrow_bf16(values[i]);
+        return 0;
+    }
+    for (size_t i = 0; i < count; i++) {
+        out[i] = ot_narrow_fp16(values[i]);
+        overflows += (out[i] & 0x7fff) == 0x7c00 && fabsf(values[i]) < INFINITY;
+    }
+    return overflows;
 }
 
 size_t ot_model_piece_elements(const ot_model *model)

@@ -69,6 +69,9 @@ ot_status ot_model_writer_finish(ot_model_writer *writer) OT_MUST_CHECK;
 /* The files that have been written, for names, sizes and hashes. */
 const ot_tensor_writer *ot_model_writer_files(const ot_model_writer *writer);
 
+/* Converts values to BF16 or FP16, to nearest even. Returns how many finite ones were too large for FP16 and are inf now. */
+uint64_t ot_values_narrow(ot_dtype dtype, const float *values, size_t count, uint16_t *out);
+
 /* Finite values that were too large for FP16 and are inf in the file. */
 uint64_t ot_model_writer_overflows(const ot_model_writer *writer);
 

@@ -1,6 +1,5 @@
 /* A sink that writes one plane of a model as a tensor set. */
 #include <inttypes.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -71,7 +70,7 @@ ot_status ot_model_writer_open(const ot_model_writer_options *options, ot_model_
     w->model = options->model;
     w->plane = options->plane;
     w->dtype = options->dtype;
-    w->split = options->split;
+    w->split = options->split && options->dtype == OT_BF16;
     ot_status status = open_files(w, options);
     if (status == OT_OK)
         status = open_buffers(w);
@@ -98,19 +97,12 @@ void ot_model_writer_close(ot_model_writer *w)
 
 static void narrow(ot_model_writer *w, const float *src, size_t n, uint16_t *restrict out)
 {
-    uint64_t overflows = 0;
-    if (w->dtype == OT_BF16 && w->split)
-        for (size_t i = 0; i < n; i++)
-            out[i] = ot_split_high(src[i]);
-    else if (w->dtype == OT_BF16)
-        for (size_t i = 0; i < n; i++)
-            out[i] = ot_narrow_bf16(src[i]);
-    else
-        for (size_t i = 0; i < n; i++) {
-            out[i] = ot_narrow_fp16(src[i]);
-            overflows += (out[i] & 0x7fff) == 0x7c00 && fabsf(src[i]) < INFINITY;
-        }
-    w->overflows += overflows;
+    if (!w->split) {
+        w->overflows += ot_values_narrow(w->dtype, src, n, out);
+        return;
+    }
+    for (size_t i = 0; i < n; i++)
+        out[i] = ot_split_high(src[i]);
 }
 
 /* Whether the values of the plane have to be converted. */

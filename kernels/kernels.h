@@ -150,6 +150,9 @@ typedef struct ot_rope_scaling {
     double original_positions;
 } ot_rope_scaling;
 
+/* The inverse frequency theta^(-2i/HD), scaled. */
+double ot_rope_frequency(const ot_rope_scaling *scaling, size_t i, size_t HD);
+
 /* Fills a table of `positions` rows in host memory; the caller copies it to the device. The inverse
  * frequencies theta^(-2i/HD) and the angles p*inv_freq are rounded to FP32, as the reference does. Plain
  * function of the host. */

@@ -16,21 +16,21 @@ static double scale_llama3(const ot_rope_scaling *s, double frequency)
     return (1 - smooth) * frequency / s->factor + smooth * frequency;
 }
 
-static float inverse_frequency(const ot_rope_scaling *s, size_t i, size_t HD)
+double ot_rope_frequency(const ot_rope_scaling *s, size_t i, size_t HD)
 {
     double frequency = pow(s->theta, -2.0 * (double)i / (double)HD);
     if (s->kind == OT_ROPE_LINEAR)
         frequency /= s->factor;
     else if (s->kind == OT_ROPE_LLAMA3)
         frequency = scale_llama3(s, frequency);
-    return (float)frequency;
+    return frequency;
 }
 
 void ot_rope_table(const ot_rope_scaling *scaling, size_t HD, size_t positions, float *table)
 {
     size_t half = HD / 2;
     for (size_t i = 0; i < half; i++) {
-        float frequency = inverse_frequency(scaling, i, HD);
+        float frequency = (float)ot_rope_frequency(scaling, i, HD);
         for (size_t p = 0; p < positions; p++) {
             float angle = (float)p * frequency;
             table[p * HD + i] = (float)cos((double)angle);

@@ -1,7 +1,6 @@
 /* A model as a GGUF file, as llama.cpp's converter writes it (convert_hf_to_gguf.py): names, metadata, and for Llama and
  * Mistral the rows of q and k in the order that RoPE over neighbouring pairs wants. */
 #include <limits.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +10,6 @@
 #include "io/log.h"
 #include "io/path.h"
 #include "io/text.h"
-#include "kernels/element.h"
 #include "tools/export.h"
 #include "tools/gguf.h"
 
@@ -20,7 +18,7 @@ typedef struct writing {
     ot_gguf *file;
     const char *architecture; /* "llama", "qwen2", "qwen3" */
     int permuted;             /* q and k */
-    void *narrow;             /* [OT_EXPORT_VALUES] in 16 bits */
+    uint16_t *narrow;         /* [OT_EXPORT_VALUES] in 16 bits */
     uint64_t overflows;
 } writing;
 
@@ -147,36 +145,25 @@ static void put_tensors(const writing *w)
         }
 }
 
-/* What llama3's scaling divides each frequency by (transformers, _compute_llama3_parameters). */
+/* What llama3's scaling divides each frequency by. */
 static ot_status write_factors(const writing *w)
 {
-    const ot_rope_scaling *r = &w->e->model->config.rope;
+    const ot_rope_scaling *scaled = &w->e->model->config.rope;
+    const ot_rope_scaling plain = {.kind = OT_ROPE_PLAIN, .theta = scaled->theta};
     size_t HD = w->e->model->config.HD;
-    double long_wave = r->original_positions / r->low_freq_factor,
-           short_wave = r->original_positions / r->high_freq_factor;
     for (size_t i = 0; i < HD / 2; i++) {
-        double wave = 2 * 3.14159265358979323846 * pow(r->theta, 2.0 * (double)i / (double)HD);
-        double smooth =
-            (r->original_positions / wave - r->low_freq_factor) / (r->high_freq_factor - r->low_freq_factor);
-        double factor = wave < short_wave  ? 1
-                        : wave > long_wave ? r->factor
-                                           : 1 / ((1 - smooth) / r->factor + smooth);
-        float value = (float)factor;
-        OT_TRY(ot_gguf_append(w->file, &value, sizeof value));
+        float factor = (float)(ot_rope_frequency(&plain, i, HD) / ot_rope_frequency(scaled, i, HD));
+        OT_TRY(ot_gguf_append(w->file, &factor, sizeof factor));
     }
     return ot_gguf_end_tensor(w->file);
 }
 
 static ot_status append(writing *w, ot_dtype dtype, const float *values, uint64_t n)
 {
-    uint16_t *narrow = w->narrow;
     if (dtype == OT_FP32)
         return ot_gguf_append(w->file, values, n * sizeof *values);
-    for (uint64_t i = 0; i < n; i++) {
-        narrow[i] = dtype == OT_BF16 ? ot_narrow_bf16(values[i]) : ot_narrow_fp16(values[i]);
-        w->overflows += dtype == OT_FP16 && (narrow[i] & 0x7fff) == 0x7c00 && fabsf(values[i]) < INFINITY;
-    }
-    return ot_gguf_append(w->file, narrow, n * sizeof *narrow);
+    w->overflows += ot_values_narrow(dtype, values, n, w->narrow);
+    return ot_gguf_append(w->file, w->narrow, n * sizeof *w->narrow);
 }
 
 /* `count` elements of the layer from `first` on into the buffer. */
@@ -269,7 +256,7 @@ ot_status ot_export_gguf(const ot_export *e)
     OT_TRY(ot_path_format(path, "%s.tmp", e->output));
     if (access(path, F_OK) == 0)
         return ot_fail(OT_ERR_USAGE, "%s: an export that ended early has left it; remove it", path);
-    w.narrow = malloc(OT_EXPORT_VALUES * sizeof(uint16_t));
+    w.narrow = malloc(OT_EXPORT_VALUES * sizeof *w.narrow);
     ot_status status =
         w.narrow != NULL ? write_file(&w, path) : ot_fail(OT_ERR_INTERNAL, "out of memory for an export");
     ot_gguf_close(w.file);
