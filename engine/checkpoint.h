@@ -23,8 +23,8 @@ typedef struct ot_checkpoint_options {
 /* Bytes that a checkpoint of this training takes. A pure function. */
 uint64_t ot_checkpoint_bytes(const ot_training *training);
 
-/* Drains and writes the model as it is after `state->step` steps; verifies it, publishes it, then removes older ones. A failure, such as
- * OT_ERR_IO for a full drive, leaves the checkpoints that were there. `*bytes`: written. */
+/* Drains and writes the model as it is after `state->step` steps; verifies it, publishes it, then removes older ones. A
+ * failure, such as OT_ERR_IO for a full drive, leaves the checkpoints that were there. `*bytes`: written. */
 ot_status ot_checkpoint_save(const ot_checkpoint_options *options, ot_trainer *trainer, ot_run_state *state,
                              uint64_t *bytes) OT_MUST_CHECK;
 

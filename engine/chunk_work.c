@@ -77,7 +77,7 @@ static void update_run(ot_trainer *t, const chunk_planes *p, const ot_update_ste
 static void update_factored(ot_trainer *t, const chunk_planes *p, const ot_update_step *step)
 {
     const ot_layer *layer = &t->training.model->layers[p->chunk->layer];
-    ot_piece piece;
+    ot_tensor_piece piece;
     for (size_t i = 0; i < layer->tensor_count; i++) {
         if (!ot_factored_piece(&layer->tensors[i], p->chunk, &piece))
             continue;

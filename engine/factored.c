@@ -87,14 +87,14 @@ uint64_t ot_factored_lay_out(const ot_model *model, uint64_t chunk_params, void 
 
 /* ---- passes ---- */
 
-int ot_factored_piece(const ot_tensor *tensor, const ot_chunk *chunk, ot_piece *out)
+int ot_factored_piece(const ot_tensor *tensor, const ot_chunk *chunk, ot_tensor_piece *out)
 {
     uint64_t begin = tensor->offset, end = begin + (uint64_t)tensor->rows * tensor->cols;
     uint64_t first = begin > chunk->first ? begin : chunk->first, chunk_end = chunk->first + chunk->count;
     end = end < chunk_end ? end : chunk_end;
     if (first >= end)
         return 0;
-    *out = (ot_piece){first - begin, end - first, first - chunk->first};
+    *out = (ot_tensor_piece){first - begin, end - first, first - chunk->first};
     return 1;
 }
 
@@ -140,7 +140,7 @@ static void run(const measuring *w, ot_adafactor_pass pass, uint64_t first, uint
 }
 
 /* Rows and columns of whole rows, and of the row that is complete now. */
-static void gather(const measuring *w, const ot_piece *piece, const char *grad, matrix m)
+static void gather(const measuring *w, const ot_tensor_piece *piece, const char *grad, matrix m)
 {
     const size_t size = ot_dtype_bytes(w->dtype);
     uint64_t at = piece->first, end = piece->first + piece->count;
@@ -165,7 +165,7 @@ static void gather(const measuring *w, const ot_piece *piece, const char *grad, 
 }
 
 /* Squares of the scaled gradient, in the layer's blocks. */
-static void measure(const measuring *w, const ot_piece *piece, const char *grad, uint64_t in_layer)
+static void measure(const measuring *w, const ot_tensor_piece *piece, const char *grad, uint64_t in_layer)
 {
     const size_t size = ot_dtype_bytes(w->dtype);
     uint64_t n, to_block = OT_SUM_BLOCK - in_layer % OT_SUM_BLOCK;
@@ -190,7 +190,7 @@ void ot_factored_measure(const ot_factored *f, const ot_kernels *kernels, ot_str
     for (; w.tensor < layer->tensor_count; w.tensor++) {
         const ot_tensor *tensor = &layer->tensors[w.tensor];
         matrix m = matrix_of(tensor);
-        ot_piece piece;
+        ot_tensor_piece piece;
         if (!ot_factored_piece(tensor, chunk, &piece))
             continue;
         const char *of_piece = (const char *)grad + piece.offset * ot_dtype_bytes(grad_dtype);
@@ -207,7 +207,8 @@ void ot_factored_measure(const ot_factored *f, const ot_kernels *kernels, ot_str
 }
 
 void ot_factored_apply(const ot_factored *f, const ot_kernels *kernels, ot_stream *stream,
-                       const ot_chunk *chunk, size_t tensor, const ot_piece *piece, const ot_update *update)
+                       const ot_chunk *chunk, size_t tensor, const ot_tensor_piece *piece,
+                       const ot_update *update)
 {
     const ot_adafactor args =
         operation_of(f, (size_t)chunk->layer, tensor, OT_ADAFACTOR_APPLY, piece->first, update);

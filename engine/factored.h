@@ -26,10 +26,10 @@ typedef struct ot_factored {
 } ot_factored;
 
 /* What a chunk holds of a tensor. */
-typedef struct ot_piece {
+typedef struct ot_tensor_piece {
     uint64_t first, count; /* elements of the tensor */
     uint64_t offset;       /* where it begins in the chunk */
-} ot_piece;
+} ot_tensor_piece;
 
 size_t ot_factored_count(const ot_model *model); /* of the moments */
 
@@ -38,7 +38,7 @@ size_t ot_factored_count(const ot_model *model); /* of the moments */
 uint64_t ot_factored_lay_out(const ot_model *model, uint64_t chunk_params, void *memory, ot_factored *out);
 
 /* Whether the chunk holds a part of the tensor, and which. */
-int ot_factored_piece(const ot_tensor *tensor, const ot_chunk *chunk, ot_piece *out);
+int ot_factored_piece(const ot_tensor *tensor, const ot_chunk *chunk, ot_tensor_piece *out);
 
 /* Pass 0 or 1 over a chunk of gradients. Nothing that was enqueued by another call is still to run. These enqueue on a stream of
  * a device with host memory. */
@@ -48,6 +48,7 @@ void ot_factored_measure(const ot_factored *factored, const ot_kernels *kernels,
 
 /* Updates a piece of a tensor of the chunk's layer; `update` is that of its elements (kernels.h). */
 void ot_factored_apply(const ot_factored *factored, const ot_kernels *kernels, ot_stream *stream,
-                       const ot_chunk *chunk, size_t tensor, const ot_piece *piece, const ot_update *update);
+                       const ot_chunk *chunk, size_t tensor, const ot_tensor_piece *piece,
+                       const ot_update *update);
 
 #endif

@@ -1,7 +1,7 @@
 /* The parts of config.json's reading: the keys (which are used, which must keep the value that leaves the mathematics as it
  * is, which have no effect on it), and what they say. For engine/hf_*.c alone. */
-#ifndef OT_ENGINE_HF_KEYS_H
-#define OT_ENGINE_HF_KEYS_H
+#ifndef OT_ENGINE_HF_H
+#define OT_ENGINE_HF_H
 
 #include <jansson.h>
 

@@ -32,8 +32,8 @@ ot_status ot_manifest_write(const char *folder, const ot_manifest *manifest, con
 /* Reads who and when, nothing else. OT_ERR_FORMAT where there is no manifest, or none that can be read. */
 ot_status ot_manifest_read(const char *folder, ot_manifest *out) OT_MUST_CHECK;
 
-/* Compares every file with the manifest, from the drive where the page cache lets go of it. OT_ERR_FORMAT names the first file that is
- * missing, has another size or other contents; OT_ERR_IO one that cannot be read. */
+/* Compares every file with the manifest, from the drive where the page cache lets go of it. OT_ERR_FORMAT names the first file
+ * that is missing, has another size or other contents; OT_ERR_IO one that cannot be read. */
 ot_status ot_manifest_verify(const char *folder, ot_manifest *out) OT_MUST_CHECK;
 
 #endif

@@ -92,8 +92,8 @@ ot_status ot_trainer_drain(ot_trainer *trainer) OT_MUST_CHECK;
 /* Mean loss over `trained_tokens` of the data, nothing changed. Drains first. */
 ot_status ot_trainer_evaluate(ot_trainer *trainer, uint64_t trained_tokens, double *loss) OT_MUST_CHECK;
 
-/* logits [V] (FP32, host) of one row of one sequence of the first micro-batch: the forward pass over it, and of the head that row alone; the
- * targets are not read. `sequence` < B, `row` < T. Nothing is changed. Drains first. */
+/* logits [V] (FP32, host) of one row of one sequence of the first micro-batch: the forward pass over it, and of the head that
+ * row alone; the targets are not read. `sequence` < B, `row` < T. Nothing is changed. Drains first. */
 ot_status ot_trainer_logits(ot_trainer *trainer, size_t sequence, size_t row, float *logits) OT_MUST_CHECK;
 
 /* Hands the whole model to the sink, which outlives the call; for inference the weights as they are, in place of masters.

@@ -1,5 +1,5 @@
 /* What a trainer consists of. For the trainer's own files alone: trainer.c opens it, runs the steps and is the compute lane;
- * chunk_work.c is the CPU lane, where chunks are filled, updated and handed over. */
+ * chunk_work.c is the CPU lane, where chunks are filled, updated and handed over; hash.c is one that they are handed over to. */
 #ifndef OT_ENGINE_TRAINER_STATE_H
 #define OT_ENGINE_TRAINER_STATE_H
 

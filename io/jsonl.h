@@ -26,7 +26,8 @@ void ot_jsonl_init(ot_jsonl *reader, const char *text, size_t bytes);
 /* The next line that is not blank, without its end. Returns 0 at the end of the text. */
 int ot_jsonl_next(ot_jsonl *reader, ot_jsonl_line *line);
 
-/* The line as an object, which the caller drops with json_decref; its numbers are all reals. OT_ERR_DATA "file:line: reason". Any thread. */
+/* The line as an object, which the caller drops with json_decref; its numbers are all reals. OT_ERR_DATA "file:line: reason".
+ * Any thread. */
 ot_status ot_jsonl_parse(const char *file, const ot_jsonl_line *line, json_t **out) OT_MUST_CHECK;
 
 #endif

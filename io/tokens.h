@@ -80,8 +80,8 @@ typedef struct ot_tokens_options {
 ot_status ot_tokens_writer_open(const char *path, const ot_tokens_options *options,
                                 ot_tokens_writer **out) OT_MUST_CHECK;
 
-/* Adds `count` tokens to the current document; `trained` is a byte each, NULL: all. The first token of a document never is. OT_ERR_DATA for an id that is not below V: the
- * text says which, not where it came from. */
+/* Adds `count` tokens to the current document; `trained` is a byte each, NULL: all. The first token of a document never is.
+ * OT_ERR_DATA for an id that is not below V: the text says which, not where it came from. */
 ot_status ot_tokens_writer_add(ot_tokens_writer *writer, const int32_t *ids, const unsigned char *trained,
                                size_t count) OT_MUST_CHECK;
 

@@ -22,7 +22,8 @@ typedef struct ot_chart {
 
 enum { OT_CHART_SERIES_MAX = 6 };
 
-/* Writes a figure. With more points than it has columns a line goes through their means. Nothing for a chart without a finite value. */
+/* Writes a figure. With more points than it has columns a line goes through their means. Nothing for a chart without a finite
+ * value. */
 void ot_chart_print(const ot_chart *chart, FILE *out);
 
 /* Text with <, >, & and quotes written as HTML wants them. */

@@ -1,5 +1,5 @@
-/* Generation, and `offtrain generate`. Weights are streamed as in training; each token is a forward pass over the whole text so far,
- * which where weights come over PCIe or from a drive costs no more than a pass over the last token alone. */
+/* Generation, and `offtrain generate`. Weights are streamed as in training; each token is a forward pass over the whole text
+ * so far, which where weights come over PCIe or from a drive costs no more than a pass over the last token alone. */
 #include "tools/generate.h"
 
 #include <inttypes.h>
@@ -96,7 +96,8 @@ static size_t unfinished(const char *text, size_t bytes)
     return length > tail + 1 ? tail + 1 : 0;
 }
 
-/* Hands over what the text has beyond `*shown` bytes. A byte-level tokenizer cuts characters: U+FFFD at the end is one on its way. */
+/* Hands over what the text has beyond `*shown` bytes. A byte-level tokenizer cuts characters: U+FFFD at the end is one on its
+ * way. */
 static ot_status hand_over(const ot_tokenizer *tokenizer, const ot_generation *g, const ot_ids *ids, int last,
                            size_t *shown)
 {

@@ -1,4 +1,4 @@
-/* The two halves of `offtrain inspect`. */
+/* `offtrain inspect` of a folder; of data, see inspect.c. */
 #ifndef OT_TOOLS_INSPECT_H
 #define OT_TOOLS_INSPECT_H
 

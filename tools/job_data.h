@@ -20,7 +20,8 @@ typedef struct ot_job_data {
     ot_dataset *evaluation; /* in order; NULL: there is none */
 } ot_job_data;
 
-/* Texts are bytes where `tokenizer_folder` is NULL or has no tokenizer.json. Tokens of text and JSONL are kept under OUTPUT_DIR/.cache. */
+/* Texts are bytes where `tokenizer_folder` is NULL or has no tokenizer.json. Tokens of text and JSONL are kept under
+ * OUTPUT_DIR/.cache. */
 ot_status ot_job_data_open(const ot_train_flags *flags, const char *tokenizer_folder,
                            const ot_model_config *config, ot_job_data *out) OT_MUST_CHECK;
 void ot_job_data_close(ot_job_data *data);

@@ -19,9 +19,8 @@ typedef struct ot_session {
 ot_status ot_session_open(ot_train_flags *flags, ot_session *out) OT_MUST_CHECK;
 void ot_session_close(ot_session *session);
 
-/* With a plan: compares the settings with those of the resumed run, and opens the source of its values, which without a checkpoint is the
- * model's directory. The settings become the
- * state's. */
+/* With a plan: compares the settings with those of the resumed run, and opens the source of its values, which without a
+ * checkpoint is the model's directory. The settings become the state's. */
 ot_status ot_session_bind(ot_session *session, ot_job *job) OT_MUST_CHECK;
 
 /* Whether this run writes checkpoints, and after how many steps; 0: at the end alone. */
