@@ -6,7 +6,6 @@
  * let them evict each other, and both lose up to half of their rate. */
 #include <jansson.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "io/clock.h"
@@ -316,14 +315,11 @@ ot_status ot_bench_adam(int argc, char **argv)
     if (help)
         return OT_OK;
     OT_TRY(check_flags(&flags));
-    bench *b = calloc(1, sizeof *b);
-    if (b == NULL)
-        return ot_fail(OT_ERR_INTERNAL, "out of memory for the benchmark");
+    bench b = {0};
     ot_stop_install();
-    ot_status status = run(b, &flags);
-    ot_busy_close(b->busy);
-    ot_team_close(b->team);
-    ot_device_close(b->device);
-    free(b);
+    ot_status status = run(&b, &flags);
+    ot_busy_close(b.busy);
+    ot_team_close(b.team);
+    ot_device_close(b.device);
     return status;
 }

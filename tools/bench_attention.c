@@ -7,7 +7,6 @@
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "io/clock.h"
@@ -234,14 +233,11 @@ ot_status ot_bench_attention(int argc, char **argv)
     if (help)
         return OT_OK;
     OT_TRY(check_flags(&flags));
-    bench *b = calloc(1, sizeof *b);
-    if (b == NULL)
-        return ot_fail(OT_ERR_INTERNAL, "out of memory for the benchmark");
+    bench b = {0};
     ot_stop_install();
-    ot_status status = run(b, &flags);
-    ot_plain_close(b->square);
-    ot_onednn_close(b->onednn);
-    ot_device_close(b->device);
-    free(b);
+    ot_status status = run(&b, &flags);
+    ot_plain_close(b.square);
+    ot_onednn_close(b.onednn);
+    ot_device_close(b.device);
     return status;
 }

@@ -5,7 +5,6 @@
  * several rounds. */
 #include <jansson.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "io/clock.h"
@@ -217,12 +216,9 @@ ot_status ot_bench_copy(int argc, char **argv)
     if (help)
         return OT_OK;
     OT_TRY(check_flags(&flags));
-    bench *b = calloc(1, sizeof *b);
-    if (b == NULL)
-        return ot_fail(OT_ERR_INTERNAL, "out of memory for the benchmark");
+    bench b = {0};
     ot_stop_install();
-    ot_status status = run(b, &flags);
-    tear_down(b);
-    free(b);
+    ot_status status = run(&b, &flags);
+    tear_down(&b);
     return status;
 }

@@ -489,13 +489,10 @@ ot_status ot_bench_nvme(int argc, char **argv)
                        OT_STORE_DIRECTORIES_MAX);
     if (!(flags.seconds > 0) || flags.seconds > 1e6)
         return ot_fail(OT_ERR_USAGE, "--seconds: %g is not above 0", flags.seconds);
-    bench *b = calloc(1, sizeof *b);
-    if (b == NULL)
-        return ot_fail(OT_ERR_INTERNAL, "out of memory for the benchmark");
+    bench b = {0};
     ot_stop_install();
-    ot_status status = run(b, &flags);
-    ot_store_close(b->store);
-    ot_host_close(b->host);
-    free(b);
+    ot_status status = run(&b, &flags);
+    ot_store_close(b.store);
+    ot_host_close(b.host);
     return status;
 }

@@ -8,7 +8,6 @@
  * order is then faster than the two parts' largest lanes together. */
 #include <jansson.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "engine/data.h"
 #include "engine/trainer.h"
@@ -358,13 +357,10 @@ ot_status ot_bench_step(int argc, char **argv)
     if (help)
         return OT_OK;
     OT_TRY(check_flags(&flags));
-    bench *b = calloc(1, sizeof *b);
-    if (b == NULL)
-        return ot_fail(OT_ERR_INTERNAL, "out of memory for the benchmark");
+    bench b = {0};
     ot_stop_install();
-    ot_status status = run(b, &flags);
-    ot_dataset_close(b->data);
-    ot_model_close(b->model);
-    free(b);
+    ot_status status = run(&b, &flags);
+    ot_dataset_close(b.data);
+    ot_model_close(b.model);
     return status;
 }
