@@ -101,12 +101,11 @@ static ot_status open_memory(bench *b)
     void *memory;
     OT_TRY(ot_device_arena_open(b->device, "bench attention", bytes, &memory));
     unsigned char *base = memory;
-    ot_dtype plain_dtype = a->dtype == OT_BF16 ? OT_BF16 : OT_FP32;
     ot_gemm_fill(a->dtype, base + at[0], n, 1);
     ot_gemm_fill(a->dtype, base + at[2], n, 2);
     ot_gemm_fill(a->dtype, base + at[4], kv_n, 3);
     ot_gemm_fill(a->dtype, base + at[5], kv_n, 4);
-    ot_gemm_fill(plain_dtype, base + square, (size_t)ot_gemm_square_bytes() / ot_dtype_bytes(plain_dtype), 5);
+    ot_gemm_fill_square(a->dtype, base + square);
     a->q = base + at[0];
     a->out = base + at[1];
     a->dout = base + at[2];
@@ -123,13 +122,7 @@ static ot_status open_memory(bench *b)
 
 static ot_status set_up(bench *b, const attention_flags *flags)
 {
-    ot_device_options device = {.kind = "cpu",
-                                .memory_bytes = (uint64_t)1 << 46, /* as much as there is */
-                                .threads = (int)flags->threads,
-                                .isa = strcmp(flags->isa, "auto") == 0 ? NULL : flags->isa};
-    ot_stream_options stream = {.kind = OT_STREAM_COMPUTE, .name = "compute"};
-    OT_TRY(ot_device_open(&device, &b->device));
-    OT_TRY(ot_stream_open(b->device, &stream, &b->stream));
+    OT_TRY(ot_gemm_open_device(flags->threads, flags->isa, &b->device, &b->stream));
     ot_device_query(b->device, &b->info);
     OT_TRY(ot_onednn_open(&b->onednn));
     describe(b, flags);

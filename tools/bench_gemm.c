@@ -112,11 +112,10 @@ static ot_status open_memory(bench *b)
     void *memory;
     OT_TRY(ot_device_arena_open(b->device, "bench gemm", bytes, &memory));
     unsigned char *base = memory;
-    ot_dtype plain_dtype = m->dtype == OT_BF16 ? OT_BF16 : OT_FP32;
     ot_gemm_fill(m->dtype, base + x, m->N * m->C, 1);
     ot_gemm_fill(m->dtype, base + y, m->N * m->OC, 2);
     ot_gemm_fill(m->dtype, base + w, m->C * m->OC, 3);
-    ot_gemm_fill(plain_dtype, base + square, (size_t)ot_gemm_square_bytes() / ot_dtype_bytes(plain_dtype), 4);
+    ot_gemm_fill_square(m->dtype, base + square);
     for (size_t i = 0; i < OPERATIONS; i++) {
         b->products[i].a = base + (i == OT_MATMUL_FORWARD ? x : y);
         b->products[i].b = base + (i == OT_MATMUL_DW ? x : w);
@@ -129,13 +128,7 @@ static ot_status open_memory(bench *b)
 
 static ot_status set_up(bench *b, const gemm_flags *flags)
 {
-    ot_device_options device = {.kind = "cpu",
-                                .memory_bytes = (uint64_t)1 << 46, /* as much as there is */
-                                .threads = (int)flags->threads,
-                                .isa = strcmp(flags->isa, "auto") == 0 ? NULL : flags->isa};
-    ot_stream_options stream = {.kind = OT_STREAM_COMPUTE, .name = "compute"};
-    OT_TRY(ot_device_open(&device, &b->device));
-    OT_TRY(ot_stream_open(b->device, &stream, &b->stream));
+    OT_TRY(ot_gemm_open_device(flags->threads, flags->isa, &b->device, &b->stream));
     ot_device_query(b->device, &b->info);
     OT_TRY(ot_onednn_open(&b->onednn));
     describe_products(b, flags);

@@ -1,7 +1,20 @@
 #include "tools/gemm.h"
 
+#include <string.h>
+
 #include "io/clock.h"
 #include "io/host.h"
+
+ot_status ot_gemm_open_device(int64_t threads, const char *isa, ot_device **device, ot_stream **stream)
+{
+    const ot_device_options options = {.kind = "cpu",
+                                       .memory_bytes = (uint64_t)1 << 46, /* as much as there is */
+                                       .threads = (int)threads,
+                                       .isa = strcmp(isa, "auto") == 0 ? NULL : isa};
+    const ot_stream_options compute = {.kind = OT_STREAM_COMPUTE, .name = "compute"};
+    OT_TRY(ot_device_open(&options, device));
+    return ot_stream_open(*device, &compute, stream);
+}
 
 ot_status ot_gemm_check(const char *name, int64_t value, int64_t least, int64_t most)
 {
@@ -52,6 +65,12 @@ ot_status ot_gemm_open_square(ot_onednn *onednn, ot_dtype dtype, int threads, ot
                                 .c_paired = paired,
                                 .threads = threads};
     return ot_plain_open(onednn, &product, out);
+}
+
+void ot_gemm_fill_square(ot_dtype dtype, void *memory)
+{
+    ot_dtype plain = dtype == OT_BF16 ? OT_BF16 : OT_FP32;
+    ot_gemm_fill(plain, memory, (size_t)ot_gemm_square_bytes() / ot_dtype_bytes(plain), 4);
 }
 
 ot_status ot_gemm_run_square(const ot_tile *square, void *memory, double *rate)

@@ -6,12 +6,18 @@
 #include <stdint.h>
 
 #include "kernels/cpu/onednn.h"
+#include "kernels/device.h"
 #include "kernels/dtype.h"
 
 enum { OT_GEMM_SQUARE = 2048 };
 
 /* OT_ERR_USAGE where option --name is not in least .. most. */
 ot_status ot_gemm_check(const char *name, int64_t value, int64_t least, int64_t most) OT_MUST_CHECK;
+
+/* The CPU device with as much memory as there is, and its compute stream. `threads` 0: one for each core; `isa` "auto": the
+ * best that this processor has. Fails as ot_device_open does. */
+ot_status ot_gemm_open_device(int64_t threads, const char *isa, ot_device **device,
+                              ot_stream **stream) OT_MUST_CHECK;
 
 /* Where in an arena the next `bytes` go; moves `*at` behind them, and on, so that not all tensors lie at one
  * place modulo a power of two. */
@@ -33,7 +39,10 @@ static inline uint64_t ot_gemm_square_bytes(void)
     return 3 * (uint64_t)OT_GEMM_SQUARE * OT_GEMM_SQUARE * 4;
 }
 
-/* One run of it on `memory` of that size. */
+/* Fills the memory of that size as ot_gemm_fill does. */
+void ot_gemm_fill_square(ot_dtype dtype, void *memory);
+
+/* One run of it on that memory. */
 ot_status ot_gemm_run_square(const ot_tile *square, void *memory, double *rate) OT_MUST_CHECK;
 
 #endif
