@@ -67,7 +67,7 @@ ot_status ot_json_text(const json_t *node, const char *key, const char *where, c
 
 ot_status ot_json_keep(const json_t *node, const char *key, const char *where, char **text, size_t *bytes)
 {
-    const char *found;
+    const char *found = NULL;
     OT_TRY(ot_json_text(node, key, where, &found, bytes));
     *text = malloc(*bytes + 1);
     if (*text == NULL)

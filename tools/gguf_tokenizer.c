@@ -94,6 +94,20 @@ static ot_status merge_parts(const tokenizer *t, size_t index, const char **a, s
     return OT_OK;
 }
 
+enum { JOINED_BYTES = 1024 };
+
+/* Both parts of a merge, with a text between them. */
+static ot_status join_merge(const tokenizer *t, size_t index, const char *between, char out[JOINED_BYTES])
+{
+    const char *a = NULL, *b = NULL;
+    size_t a_bytes = 0;
+    OT_TRY(merge_parts(t, index, &a, &a_bytes, &b));
+    if (a_bytes >= JOINED_BYTES ||
+        snprintf(out, JOINED_BYTES, "%.*s%s%s", (int)a_bytes, a, between, b) >= JOINED_BYTES)
+        return ot_fail(OT_ERR_FORMAT, "%s: merge %zu makes too long a token", t->path, index);
+    return OT_OK;
+}
+
 /* Tokens that no merge makes come last: llama.cpp would merge to any token that is there. */
 static ot_status read_scores(tokenizer *t)
 {
@@ -102,13 +116,8 @@ static ot_status read_scores(tokenizer *t)
         if (t->tokens[i].type == TOKEN_NORMAL)
             t->tokens[i].score = -(float)(merges + i);
     for (size_t i = merges; i-- > 0;) { /* so that the first one stays */
-        const char *a, *b;
-        size_t a_bytes;
-        char joined[1024];
-        OT_TRY(merge_parts(t, i, &a, &a_bytes, &b));
-        if (snprintf(joined, sizeof joined, "%.*s%s", (int)(a_bytes < 512 ? a_bytes : 512), a, b) >=
-            (int)sizeof joined)
-            return ot_fail(OT_ERR_FORMAT, "%s: merge %zu makes too long a token", t->path, i);
+        char joined[JOINED_BYTES];
+        OT_TRY(join_merge(t, i, "", joined));
         const json_t *id = json_object_get(t->vocab, joined);
         if (id == NULL)
             return ot_fail(OT_ERR_FORMAT, "%s: merge %zu makes a token that is not in the vocabulary",
@@ -123,13 +132,8 @@ static ot_status put_merges(ot_gguf *g, const tokenizer *t)
     size_t merges = json_array_size(t->merges);
     ot_gguf_put_array(g, "tokenizer.ggml.merges", OT_GGUF_TEXT, merges);
     for (size_t i = 0; i < merges; i++) {
-        const char *a, *b;
-        size_t a_bytes;
-        char joined[1024];
-        OT_TRY(merge_parts(t, i, &a, &a_bytes, &b));
-        if (snprintf(joined, sizeof joined, "%.*s %s", (int)(a_bytes < 512 ? a_bytes : 512), a, b) >=
-            (int)sizeof joined)
-            return ot_fail(OT_ERR_FORMAT, "%s: merge %zu makes too long a token", t->path, i);
+        char joined[JOINED_BYTES];
+        OT_TRY(join_merge(t, i, " ", joined));
         ot_gguf_add_text(g, joined);
     }
     return OT_OK;
