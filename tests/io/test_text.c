@@ -176,6 +176,16 @@ static void cleaned_utf8(void **state)
     }
 }
 
+static void endings(void **state)
+{
+    (void)state;
+    assert_true(ot_ends_with("model.norm.weight", ".weight"));
+    assert_true(ot_ends_with(".weight", ".weight"));
+    assert_true(ot_ends_with("weight", ""));
+    assert_false(ot_ends_with("weight", ".weight"));
+    assert_false(ot_ends_with("model.norm.weights", ".weight"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -183,6 +193,7 @@ int main(void)
         cmocka_unit_test(whole_numbers),   cmocka_unit_test(real_numbers),
         cmocka_unit_test(formatted_sizes), cmocka_unit_test(nearest_names),
         cmocka_unit_test(equal_names),     cmocka_unit_test(cleaned_utf8),
+        cmocka_unit_test(endings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
