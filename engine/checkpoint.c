@@ -208,7 +208,11 @@ static ot_status write_all(writing *w, ot_trainer *trainer, ot_run_state *state,
     OT_TRY(ot_dir_sync(state_folder));
     OT_TRY(write_manifest(w, state, folder, bytes));
     OT_TRY(ot_dir_sync(folder));
-    return ot_manifest_verify(folder, &found);
+    ot_status status = ot_manifest_verify(folder, &found);
+    if (status == OT_ERR_FORMAT) /* it is the drive's doing */
+        return ot_fail(OT_ERR_IO, "read back, it is not what was written: %s; check the drive",
+                       ot_error_text());
+    return status;
 }
 
 /* A full drive is found before anything is written, where it can be. */

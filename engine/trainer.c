@@ -304,16 +304,31 @@ static double grad_square_sum(const ot_trainer *t)
     return sum;
 }
 
+/* Backward goes from the last layer to the first: the last one that is bad was the first to be. */
+static const char *first_not_finite(const ot_trainer *t)
+{
+    size_t l = t->training.model->layer_count - 1;
+    while (l > 0 && isfinite(add_squares(t, l, 0)))
+        l--;
+    return t->training.model->layers[l].name;
+}
+
 static ot_status not_finite(const ot_trainer *t, double loss)
 {
     static const char advice[] = "is not finite; lower --lr, or use --nan skip to pass over such steps";
     if (!isfinite(loss))
         return ot_fail(OT_ERR_NUMERIC, "the loss %s", advice);
-    /* Backward goes from the last layer to the first: the last one that is bad was the first to be. */
-    size_t l = t->training.model->layer_count - 1;
-    while (l > 0 && isfinite(add_squares(t, l, 0)))
-        l--;
-    return ot_fail(OT_ERR_NUMERIC, "the gradient of %s %s", t->training.model->layers[l].name, advice);
+    return ot_fail(OT_ERR_NUMERIC, "the gradient of %s %s", first_not_finite(t), advice);
+}
+
+/* The scale's verdict on a step; where it ends the run for its gradient, with the layer. */
+static ot_status judge_scale(ot_trainer *t, const ot_step_result *result)
+{
+    int loss_finite = isfinite(result->loss);
+    ot_status status = ot_loss_scale_step(&t->loss_scale, loss_finite, isfinite(result->grad_norm));
+    if (status == OT_OK || !loss_finite)
+        return status;
+    return ot_fail(status, "%s; the gradient of %s was the first", ot_error_text(), first_not_finite(t));
 }
 
 /* What the update will do with a gradient of this scale and clip factor. */
@@ -364,7 +379,7 @@ static ot_status judge(ot_trainer *t, ot_step_result *result)
     result->skipped = !finite;
     int pass_over = !isfinite(result->loss) && t->training.skip_not_finite;
     if (t->training.dtype == OT_FP16 && !pass_over)
-        return ot_loss_scale_step(&t->loss_scale, isfinite(result->loss), isfinite(result->grad_norm));
+        return judge_scale(t, result);
     if (finite || t->training.skip_not_finite)
         return OT_OK;
     return not_finite(t, result->loss);

@@ -32,9 +32,9 @@ void ot_rope_table(const ot_rope_scaling *scaling, size_t HD, size_t positions, 
     for (size_t i = 0; i < half; i++) {
         float frequency = (float)ot_rope_frequency(scaling, i, HD);
         for (size_t p = 0; p < positions; p++) {
-            float angle = (float)p * frequency;
-            table[p * HD + i] = (float)cos((double)angle);
-            table[p * HD + half + i] = (float)sin((double)angle);
+            double angle = (double)p * (double)frequency;
+            table[p * HD + i] = (float)cos(angle);
+            table[p * HD + half + i] = (float)sin(angle);
         }
     }
 }

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "io/log.h"
 #include "io/path.h"
 #include "io/text.h"
 #include "kernels/device.h"
@@ -235,6 +236,12 @@ ot_status ot_job_open_source(ot_job *job)
     const ot_model_source_options options = {
         .model = job->model, .directory = job->model_directory, .stem = "model"};
     OT_TRY(ot_model_source_open(&options, &job->source));
+    if (job->training.dtype == OT_FP16 && ot_model_source_dtype(job->source) == OT_BF16)
+        ot_log(
+            OT_LOG_WARNING,
+            "%s holds bf16 weights, and fp16 ends at 65504: a model trained in bf16 may overflow; --precision bf16 "
+            "has its range",
+            job->model_directory);
     job->values = ot_model_source_values(job->source);
     job->training.source = &job->values;
     return OT_OK;

@@ -17,7 +17,7 @@ void ot_metrics_pause(ot_metrics *metrics, ot_pause pause, double seconds)
     metrics->pause_s[pause] = seconds;
 }
 
-/* Seconds of the pauses that are still to come, each as long as the last one of its kind. */
+/* Seconds of the pauses that are still to come, each as long as the last one of its kind. The last step has all of them. */
 static double pauses_to_come(const ot_metrics *metrics)
 {
     double sum = 0;
@@ -25,7 +25,7 @@ static double pauses_to_come(const ot_metrics *metrics)
         uint64_t every = metrics->every[pause];
         if (every > 0)
             sum += metrics->pause_s[pause] *
-                   (double)(metrics->job->total_steps / every - metrics->state->step / every);
+                   (double)((metrics->job->total_steps + every - 1) / every - metrics->state->step / every);
     }
     return sum;
 }

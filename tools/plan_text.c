@@ -34,17 +34,37 @@ static void print_data(const ot_data_stats *s, const ot_dataset *evaluation, FIL
     fprintf(out, "\n");
 }
 
+/* Matrices decay, norms and biases never do. */
+static void print_groups(const ot_job *job, FILE *out)
+{
+    uint64_t params[2] = {0};
+    size_t tensors[2] = {0};
+    for (size_t l = 0; l < job->model->layer_count; l++) {
+        const ot_layer *layer = &job->model->layers[l];
+        for (size_t i = 0; i < layer->tensor_count; i++) {
+            const ot_tensor *tensor = &layer->tensors[i];
+            params[tensor->decay] += tensor->rows * tensor->cols;
+            tensors[tensor->decay]++;
+        }
+    }
+    fprintf(out,
+            "decay     %g of %zu matrices, %" PRIu64 " parameters; none of %zu norms and biases, %" PRIu64
+            "\n",
+            job->flags->weight_decay, tensors[1], params[1], tensors[0], params[0]);
+}
+
 static void print_head(const ot_job *job, FILE *out)
 {
     const ot_training *t = &job->training;
     const ot_model_config *c = &job->model->config;
     char memory[OT_SIZE_TEXT_BYTES];
-    fprintf(out,
-            "model     %s: %s, %.4g M parameters, %zu blocks, width %zu, vocabulary %zu; random weights\n",
-            job->flags->model, c->architecture, (double)job->model->params / 1e6, c->L, c->C, c->V);
+    fprintf(out, "model     %s: %s, %.4g M parameters, %zu blocks, width %zu, vocabulary %zu%s\n",
+            job->flags->model, c->architecture, (double)job->model->params / 1e6, c->L, c->C, c->V,
+            job->model_directory == NULL && t->source == NULL ? "; random weights" : "");
     fprintf(out, "formats   %s, %s moments, %s gradients to the host; %s\n", precision_words(t),
             t->optimizer == OT_OPTIMIZER_ADAFACTOR ? "factored" : ot_dtype_name(t->state_dtype),
             ot_dtype_name(t->grad_dtype), job->flags->optim);
+    print_groups(job, out);
     if (t->M > 0)
         fprintf(out, "step      %zu sequences of %zu tokens = %zu micro-batch%s of %zu\n", job->sequences,
                 t->T, t->M, t->M == 1 ? "" : "es", t->B);

@@ -1,6 +1,7 @@
 /* The invariants of the whole engine on small models: placement, prefetch, I/O, overlap, threads and timing change nothing;
  * micro-batching changes only rounding; lr = 0 gives the model back; the plan tells the truth. */
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 
 #include "engine/data.h"
 #include "engine/trainer.h"
+#include "io/stop.h"
 #include "tests/support/test.h"
 
 enum { T = 24, SEQUENCES = 4, STEPS = 3, SLACK_BYTES = 4 << 20 };
@@ -547,12 +549,208 @@ static void an_overflow_changes_nothing(void **state)
     ot_model_close(model);
 }
 
-/* "steady" runs alone, in a process that nothing has allocated in before. */
+/* Factors on the second block's feed-forward weights; the head's are large, so that the gradient is. */
+typedef struct steep {
+    const ot_model *model;
+    float gate, up, down;
+} steep;
+
+static ot_status fill_steep(void *context, const ot_chunk_values *chunk)
+{
+    const steep *s = context;
+    const ot_layer *layer = &s->model->layers[chunk->layer];
+    ot_model_random(s->model, chunk->layer, chunk->first, chunk->count, 11, chunk->master);
+    for (size_t i = 0; i < layer->tensor_count; i++) {
+        const ot_tensor *tensor = &layer->tensors[i];
+        int second = chunk->layer == 2;
+        float factor = second && strstr(tensor->name, "gate_proj") != NULL   ? s->gate
+                       : second && strstr(tensor->name, "up_proj") != NULL   ? s->up
+                       : second && strstr(tensor->name, "down_proj") != NULL ? s->down
+                       : strstr(tensor->name, "lm_head") != NULL             ? 1e3f
+                                                                             : 1;
+        for (uint64_t k = 0; k < tensor->rows * tensor->cols; k++)
+            if (tensor->offset + k >= chunk->first && tensor->offset + k < chunk->first + chunk->count)
+                chunk->master[tensor->offset + k - chunk->first] *= factor;
+    }
+    return OT_OK;
+}
+
+/* Steps until one fails, at most `limit`; returns how many there were. The loss is finite in all of them. */
+static int steps_of_steep(const steep *s, double loss_scale, int limit, ot_status *status,
+                          ot_step_result *result)
+{
+    const ot_source source = {fill_steep, (void *)s};
+    ot_training t = training_for(s->model);
+    t.dtype = t.grad_dtype = OT_FP16;
+    t.loss_scale = loss_scale;
+    t.source = &source;
+    ot_trainer *trainer;
+    int steps = 0;
+    *status = OT_OK;
+    assert_int_equal(ot_trainer_open(&t, &trainer), OT_OK);
+    memset(ot_trainer_data(trainer), 0, sizeof(int32_t) * 4 * T * SEQUENCES);
+    for (; *status == OT_OK && steps < limit; steps++) {
+        *status = ot_trainer_step(trainer, 1e-2, T * SEQUENCES, result);
+        assert_true(isfinite(result->loss) && !isfinite(result->grad_norm) && result->skipped);
+    }
+    ot_trainer_close(trainer);
+    return steps;
+}
+
+/* Case 30: an overflow is told from a loss that is not finite; where no scale helps, the layer is named in which it begins, and
+ * not one of those behind it in backward, which are as bad. A down projection as large as this makes all of them so. */
+static void the_first_bad_layer_is_named(void **state)
+{
+    (void)state;
+    ot_model_config config = config_of(0);
+    ot_model *model;
+    assert_int_equal(ot_model_open(&config, &model), OT_OK);
+    const steep s = {model, 1, 0, 1e5f};
+    ot_step_result result;
+    ot_status status;
+    assert_int_equal(steps_of_steep(&s, 0, 20, &status, &result), 17); /* from 65536 to 1 */
+    assert_int_equal(status, OT_ERR_NUMERIC);
+    assert_non_null(strstr(ot_error_text(), "the lowest there is"));
+    if (strstr(ot_error_text(), model->layers[2].name) == NULL)
+        fail_msg("'%s' does not name %s", ot_error_text(), model->layers[2].name);
+    ot_model_close(model);
+}
+
+/* Case 29: a gradient that FP16 cannot hold has an infinite norm, which is no factor to clip by. */
+static void an_infinite_norm_clips_nothing(void **state)
+{
+    (void)state;
+    ot_model_config config = config_of(0);
+    ot_model *model;
+    assert_int_equal(ot_model_open(&config, &model), OT_OK);
+    const steep s = {model, 100, 100, 1e-3f};
+    ot_step_result result;
+    ot_status status;
+    steps_of_steep(&s, 1, 1, &status, &result);
+    assert_int_equal(status, OT_OK);
+    assert_true(isinf(result.grad_norm));
+    assert_true(result.clip_factor == 1);
+    ot_model_close(model);
+}
+
+/* ---- clipping ---- */
+
+static ot_status fill_zero(void *context, const ot_chunk_values *chunk)
+{
+    (void)context;
+    memset(chunk->master, 0, chunk->count * sizeof *chunk->master);
+    return OT_OK;
+}
+
+/* Case 29: without momentum a clipped step is as long as the rate times the limit, however many micro-batches it has: a limit on
+ * each of them would make it longer. */
+static void one_norm_over_all_clips(void **state)
+{
+    (void)state;
+    ot_model_config config = config_of(0);
+    ot_model *model;
+    ot_dataset *data;
+    ot_data_options options = {.T = T, .V = config.V, .seed = 3};
+    assert_int_equal(ot_model_open(&config, &model), OT_OK);
+    assert_int_equal(ot_dataset_open(&options, &data), OT_OK);
+    for (int which = 0; which < 4; which++) {
+        const double lr = 0.5, limit = 0.01;
+        ot_training t = training_for(model);
+        t.dtype = t.grad_dtype = which < 2 ? OT_FP32 : OT_FP16;
+        t.B = which % 2 ? 1 : SEQUENCES;
+        t.M = SEQUENCES / t.B;
+        t.optimizer = OT_OPTIMIZER_SGD;
+        t.beta1 = t.weight_decay = 0;
+        t.max_grad_norm = limit;
+        ot_trainer *trainer;
+        ot_step_result result;
+        assert_int_equal(ot_trainer_open(&t, &trainer), OT_OK);
+        kept_values before = saved(trainer, model);
+        uint64_t trained = ot_dataset_fill(data, 0, t.B, t.M, ot_trainer_data(trainer));
+        assert_int_equal(ot_trainer_step(trainer, lr, trained, &result), OT_OK);
+        kept_values after = saved(trainer, model);
+        double square = 0;
+        for (uint64_t k = 0; k < after.count; k++)
+            square += pow((double)after.values[k] - (double)before.values[k], 2);
+        assert_true(result.grad_norm > 10 * limit);
+        assert_true(fabs(result.clip_factor * result.grad_norm / limit - 1) < 1e-4);
+        if (fabs(sqrt(square) / (lr * limit) - 1) > 1e-2)
+            fail_msg("case %d: the step is %g long instead of %g", which, sqrt(square), lr * limit);
+        free(before.values);
+        free(after.values);
+        ot_trainer_close(trainer);
+    }
+    ot_dataset_close(data);
+    ot_model_close(model);
+}
+
+/* Case 29: a model of zeros has no gradient, and a loss of log V. */
+static void a_norm_of_zero_is_legal(void **state)
+{
+    (void)state;
+    ot_model_config config = config_of(0);
+    ot_model *model;
+    assert_int_equal(ot_model_open(&config, &model), OT_OK);
+    const ot_source source = {fill_zero, model};
+    ot_training t = training_for(model);
+    t.source = &source;
+    ot_trainer *trainer;
+    assert_int_equal(ot_trainer_open(&t, &trainer), OT_OK);
+    memset(ot_trainer_data(trainer), 0, sizeof(int32_t) * 4 * T * SEQUENCES);
+    for (int step = 0; step < STEPS; step++) {
+        ot_step_result result;
+        assert_int_equal(ot_trainer_step(trainer, 1e-2, T * SEQUENCES, &result), OT_OK);
+        assert_true(result.grad_norm == 0 && result.clip_factor == 1 && !result.skipped);
+        assert_true(fabs(result.loss - log((double)config.V)) < 1e-5);
+    }
+    kept_values after = saved(trainer, model);
+    for (uint64_t k = 0; k < after.count; k++)
+        assert_true(after.values[k] == 0);
+    free(after.values);
+    ot_trainer_close(trainer);
+    ot_model_close(model);
+}
+
+/* ---- a stop while loading ---- */
+
+static ot_status fill_and_stop(void *context, const ot_chunk_values *chunk)
+{
+    int *fills = context;
+    if (++*fills == 3)
+        raise(SIGTERM);
+    return fill_zero(NULL, chunk);
+}
+
+/* Case 25: the filling ends at once, and nothing is left on the drive. */
+static void a_stop_ends_the_load(void **state)
+{
+    (void)state;
+    ot_model_config config = config_of(0);
+    ot_model *model;
+    assert_int_equal(ot_model_open(&config, &model), OT_OK);
+    int fills = 0;
+    const ot_source source = {fill_and_stop, &fills};
+    ot_training t = training_for(model);
+    t.source = &source;
+    t.chunk_params = 2 * OT_SUM_BLOCK;
+    t.threads = 1;
+    place(&t, 4);
+    ot_trainer *trainer;
+    ot_stop_install();
+    assert_int_equal(ot_trainer_open(&t, &trainer), OT_STOPPED_TERM);
+    assert_in_range(fills, 3, 4);
+    ot_model_close(model);
+}
+
+/* "steady" runs alone, in a process that nothing has allocated in before; "stopped" in one that is asked to stop for good. */
 int main(int argc, char **argv)
 {
     const struct CMUnitTest steady[] = {cmocka_unit_test(a_steady_step_allocates_nothing)};
     if (argc > 1 && strcmp(argv[1], "steady") == 0)
         return cmocka_run_group_tests(steady, open_folder, close_folder);
+    const struct CMUnitTest stopped[] = {cmocka_unit_test(a_stop_ends_the_load)};
+    if (argc > 1 && strcmp(argv[1], "stopped") == 0)
+        return cmocka_run_group_tests(stopped, open_folder, close_folder);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(placement_changes_nothing),
         cmocka_unit_test(placement_changes_nothing_elsewhere),
@@ -562,6 +760,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(inference_evaluates_as_training_does),
         cmocka_unit_test(a_gradient_that_is_not_finite_is_named),
         cmocka_unit_test(an_overflow_changes_nothing),
+        cmocka_unit_test(the_first_bad_layer_is_named),
+        cmocka_unit_test(an_infinite_norm_clips_nothing),
+        cmocka_unit_test(one_norm_over_all_clips),
+        cmocka_unit_test(a_norm_of_zero_is_legal),
     };
     return cmocka_run_group_tests(tests, open_folder, close_folder);
 }

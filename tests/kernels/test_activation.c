@@ -1,5 +1,6 @@
 /* Embedding, rotary positions, SwiGLU, GELU and residual, against FP64 and finite differences. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "tests/kernels/harness.h"
@@ -120,6 +121,31 @@ static void rope_scaling_matches_hand_calculation(void **state)
     scaling.kind = OT_ROPE_LINEAR;
     ot_rope_table(&scaling, 4, P, table);
     assert_true(fabs((double)table[4 * 4 + 2] - sin(0.5)) < 1e-7);
+}
+
+/* Case 35: at position 131,071 within 5e-3 of the exact angles; rounding them too would make it 7e-3. */
+static void far_positions_are_right(void **state)
+{
+    (void)state;
+    enum { LAST = 131071 };
+    static const struct {
+        size_t HD;
+        double theta;
+    } cases[] = {{64, 1000000}, {80, 500000}, {128, 10000}};
+    for (size_t k = 0; k < 3; k++) {
+        size_t HD = cases[k].HD, half = HD / 2;
+        const ot_rope_scaling scaling = {.kind = OT_ROPE_PLAIN, .theta = cases[k].theta};
+        float *table = malloc(ot_rope_table_bytes(HD, LAST + 1)), *row = table + (size_t)LAST * HD;
+        assert_non_null(table);
+        ot_rope_table(&scaling, HD, LAST + 1, table);
+        for (size_t i = 0; i < half; i++) {
+            double angle = LAST * pow(cases[k].theta, -2.0 * (double)i / (double)HD);
+            double cosine = fabs(row[i] - cos(angle)), sine = fabs(row[half + i] - sin(angle));
+            if (cosine > 5e-3 || sine > 5e-3)
+                fail_msg("head dimension %zu, pair %zu: off by %g and %g", HD, i, cosine, sine);
+        }
+        free(table);
+    }
 }
 
 /* ---- SwiGLU and GELU ---- */
@@ -280,6 +306,7 @@ int main(void)
         cmocka_unit_test_teardown(embedding_takes_and_gives_rows, free_tensors),
         cmocka_unit_test_teardown(rope_rotates_and_backward_is_its_transpose, free_tensors),
         cmocka_unit_test_teardown(rope_scaling_matches_hand_calculation, free_tensors),
+        cmocka_unit_test(far_positions_are_right),
         cmocka_unit_test_teardown(swiglu_matches_fp64, free_tensors),
         cmocka_unit_test_teardown(gelu_matches_fp64, free_tensors),
         cmocka_unit_test_teardown(elementary_functions_are_accurate, free_tensors),

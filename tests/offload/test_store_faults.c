@@ -25,7 +25,7 @@ static uint64_t requests_of_a_round_trip(const folders *f, unsigned char *memory
     return block_fault_count();
 }
 
-/* Spoils request k, for every k. A fault that passes is survived with right data (round_trip checks each
+/* Spoils request k, for every k, through the two backends in turn: the fault is in front of them. A fault that passes is survived with right data (round_trip checks each
  * byte); any other ends in an error that names the chunk and the file, and leaves nothing pending. */
 static void spoil_each_request(void **state, fault_kind kind, int error, int survives)
 {
@@ -33,14 +33,14 @@ static void spoil_each_request(void **state, fault_kind kind, int error, int sur
     unsigned char *memory = aligned_alloc(4096, LARGEST);
     uint64_t requests = requests_of_a_round_trip(*state, memory);
     assert_true(requests > 60);
-    for (uint64_t i = 0; i < 2 * requests; i++) {
+    for (uint64_t i = 0; i < requests; i++) {
         ot_store_options options = options_for(*state, 2, sizes, SIZES);
         options.io.backend = &block_fault;
         ot_store *store;
-        block_fault_arm((fault_plan){.inner = inner[i % 2], .kind = kind, .victim = i / 2, .error = error});
+        block_fault_arm((fault_plan){.inner = inner[i % 2], .kind = kind, .victim = i, .error = error});
         assert_int_equal(ot_store_open(&options, &store), OT_OK);
         ot_status status = round_trip(store, memory);
-        assert_true(block_fault_count() > i / 2); /* it did happen */
+        assert_true(block_fault_count() > i); /* it did happen */
         if (survives)
             assert_int_equal(status, OT_OK);
         else {

@@ -2,6 +2,7 @@
 #include <dirent.h>
 #include <jansson.h>
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -173,12 +174,125 @@ static void what_is_refused(void **state)
     assert_null(strstr(result.out, "x.bin"));
 }
 
+/* ---- the loss of a step ---- */
+
+enum { ROWS = 10 };
+
+/* Rows of text, `first` to `last`, each of other words and another length. */
+static void write_rows(const char *name, int first, int last)
+{
+    char text[4096] = "", path[64];
+    for (int row = first; row <= last; row++) {
+        size_t at = strlen(text);
+        at += (size_t)snprintf(text + at, sizeof text - at, "{\"text\":\"");
+        for (int i = 0; i < 4 + row * 7 % 23; i++)
+            at += (size_t)snprintf(text + at, sizeof text - at, "%d", (row * 37 + i * i) % 89 % 10);
+        snprintf(text + at, sizeof text - at, "\"}\n");
+    }
+    snprintf(path, sizeof path, "/%s", name);
+    tree_write(root, path, text);
+}
+
+typedef struct measured {
+    double loss;
+    json_int_t trained; /* tokens, of this step */
+} measured;
+
+/* A run that changes nothing: its steps' losses. Returns their number. */
+static int measure(const char *flags, measured out[ROWS])
+{
+    static int number;
+    char path[64], line[4096];
+    int steps = 0;
+    json_int_t before = 0;
+    if (process_run(
+            &result,
+            "%s --model tiny --precision fp32 --lr 0 --shuffle off --packing off --seq-len 64 -q -o runs "
+            "--run-name m%d %s",
+            OT_COMMAND, ++number, flags) != 0)
+        fail_msg("%s: %d: %s", flags, result.code, result.err);
+    snprintf(path, sizeof path, "runs/m%d/metrics.jsonl", number);
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    while (fgets(line, sizeof line, file) != NULL) {
+        json_t *row = json_loads(line, 0, NULL);
+        assert_true(row != NULL && steps < ROWS);
+        json_int_t trained = json_integer_value(json_object_get(row, "trained_tokens"));
+        out[steps++] = (measured){json_real_value(json_object_get(row, "loss")), trained - before};
+        before = trained;
+        json_decref(row);
+    }
+    fclose(file);
+    return steps;
+}
+
+static void expect_same_loss(const char *flags, measured found, measured expected)
+{
+    if (found.trained != expected.trained || fabs(found.loss / expected.loss - 1) > 1e-6)
+        fail_msg("%s: %.9g of %lld tokens instead of %.9g of %lld", flags, found.loss,
+                 (long long)found.trained, expected.loss, (long long)expected.trained);
+}
+
+/* Case 27: micro-batches, padding, packing and order change the loss of the same rows by rounding alone. */
+static void the_loss_is_the_tokens_own(void **state)
+{
+    (void)state;
+    static const char *const flags[] = {
+        "--batch-size 1",
+        "--grad-accum 5",
+        "--seq-len 150",
+        "--packing on --batch-size 2",
+        "--packing on --batch-size 1 --seq-len 150",
+        "--shuffle on --batch-size 5",
+        "--shuffle on --packing on --seed 42 --batch-size 10",
+    };
+    measured whole[ROWS], found[ROWS];
+    write_rows("rows.jsonl", 1, ROWS);
+    assert_int_equal(measure("--data rows.jsonl --max-steps 1 --global-batch-size 10 --batch-size 10", whole),
+                     1);
+    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
+        char line[256];
+        snprintf(line, sizeof line, "--data rows.jsonl --max-steps 1 --global-batch-size 10 %s", flags[i]);
+        assert_int_equal(measure(line, found), 1);
+        expect_same_loss(flags[i], found[0], whole[0]);
+    }
+}
+
+/* Case 28: ten samples with accumulation 4 are three steps; the third has the loss of its two samples. Case 41: fewer samples
+ * than a batch train, and so does one. */
+static void the_last_window_is_right(void **state)
+{
+    (void)state;
+    measured steps[ROWS], all[ROWS], last[ROWS];
+    const char *four = "--global-batch-size 4 --grad-accum 4 --data";
+    char line[256];
+    write_rows("rows.jsonl", 1, ROWS);
+    write_rows("last.jsonl", ROWS - 1, ROWS);
+    write_rows("one.jsonl", 1, 1);
+    snprintf(line, sizeof line, "%s rows.jsonl", four);
+    assert_int_equal(measure(line, steps), 3);
+    assert_int_equal(measure("--global-batch-size 10 --data rows.jsonl", all), 1);
+    snprintf(line, sizeof line, "%s last.jsonl", four);
+    assert_int_equal(measure(line, last), 1);
+    expect_same_loss("the third step", steps[2], last[0]);
+    measured sum = {0};
+    for (int i = 0; i < 3; i++) {
+        sum.loss += steps[i].loss * (double)steps[i].trained;
+        sum.trained += steps[i].trained;
+    }
+    sum.loss /= (double)sum.trained;
+    expect_same_loss("three steps", sum, all[0]);
+    snprintf(line, sizeof line, "%s one.jsonl", four);
+    assert_int_equal(measure(line, last), 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tokenize_and_inspect), cmocka_unit_test(inspect_a_model),
-        cmocka_unit_test(the_same_training),    cmocka_unit_test(evaluation_data),
-        cmocka_unit_test(what_is_refused),
+        cmocka_unit_test(tokenize_and_inspect),     cmocka_unit_test(inspect_a_model),
+        cmocka_unit_test(the_same_training),        cmocka_unit_test(evaluation_data),
+        cmocka_unit_test(what_is_refused),          cmocka_unit_test(the_loss_is_the_tokens_own),
+        cmocka_unit_test(the_last_window_is_right),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

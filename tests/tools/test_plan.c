@@ -176,6 +176,18 @@ static void a_forced_choice_has_a_price(void **state)
     json_decref(plan);
 }
 
+/* Case 31: GPT-2's groups, as nanoGPT prints them for the same model. */
+static void what_decays_is_printed(void **state)
+{
+    (void)state;
+    assert_int_equal(process_run(&result, "%s plan --model 124m --weight-decay 0.1 -o %s", OT_COMMAND, root),
+                     0);
+    const char *line =
+        "\ndecay     0.1 of 50 matrices, 124318464 parameters; none of 98 norms and biases, 121344\n";
+    if (strstr(result.out, line) == NULL)
+        fail_msg("'%s' is not in: %s", line, result.out);
+}
+
 static void print_config(void **state)
 {
     (void)state;
@@ -198,6 +210,7 @@ int main(void)
         cmocka_unit_test(plan_for_another_machine),
         cmocka_unit_test(what_is_kept_is_in_the_plan),
         cmocka_unit_test(a_forced_choice_has_a_price),
+        cmocka_unit_test(what_decays_is_printed),
         cmocka_unit_test(print_config),
     };
     return cmocka_run_group_tests(tests, open_root, close_root);

@@ -289,6 +289,113 @@ static void stop_signals_save_and_change_nothing(void **state)
     finish("stopped");
 }
 
+/* ---- stopped in every phase ---- */
+
+/* Steps long enough to be stopped in. */
+#define SLOW " --global-batch-size 8 --batch-size 1 --max-steps 4"
+
+static int exists(const char *name, const char *file)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s/%s", root, name, file);
+    return access(path, F_OK) == 0;
+}
+
+/* Rows of metrics.jsonl with this key; 0 where there is no file. */
+static int rows_with(const char *name, const char *key)
+{
+    char path[PATH_MAX], line[8192];
+    int count = 0;
+    snprintf(path, sizeof path, "%s/%s/metrics.jsonl", root, name);
+    FILE *file = fopen(path, "r");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL)
+        count += strstr(line, key) != NULL;
+    if (file != NULL)
+        fclose(file);
+    return count;
+}
+
+static int has_a_step(const char *name)
+{
+    return rows_with(name, "\"loss\"") > 0;
+}
+
+static int is_saving(const char *name)
+{
+    return exists(name, "checkpoint-1.tmp");
+}
+
+static int is_planned(const char *name)
+{
+    return exists(name, "plan.json");
+}
+
+/* Sends SIGTERM so long after a phase has been seen. Returns the steps made; -1: it was done before that. */
+static int stop_in(const char *name, const char *flags, int (*seen)(const char *name), long ms)
+{
+    process p;
+    char file[64];
+    start(&p, name, flags);
+    for (int waited = 0; !seen(name) && process_runs(&p); waited++) {
+        assert_true(waited < 60000);
+        sleep_ms(1);
+    }
+    sleep_ms(ms);
+    process_signal(&p, SIGTERM);
+    process_wait(&p, &result);
+    if (result.code == 0)
+        return -1;
+    if (result.code != 128 + SIGTERM)
+        fail_msg("%s: code %d: %s", name, result.code, result.err);
+    int steps = rows_with(name, "\"loss\"");
+    snprintf(file, sizeof file, "checkpoint-%d/manifest.json", steps);
+    if (steps > 0 && !exists(name, file))
+        fail_msg("%s: stopped after step %d, and there is no checkpoint of it", name, steps);
+    snprintf(file, sizeof file, "checkpoint-%d.tmp", steps);
+    assert_false(exists(name, file) || exists(name, "offtrain.swap"));
+    return steps;
+}
+
+/* Case 25: in load, at several places of a step with its forward, backward and update, in evaluation and in saving: no step is lost,
+ * and the rest of the run is as if nothing had happened. */
+static void a_stop_in_any_phase_loses_nothing(void **state)
+{
+    (void)state;
+    char evaluation[PATH_MAX + 128], path[] = "/eval.txt", text[16384] = "";
+    for (int i = 0; strlen(text) + 16 < sizeof text; i++)
+        snprintf(text + strlen(text), 16, "%d ", i * i % 97 * 7919);
+    tree_write(root, path, text);
+    snprintf(evaluation, sizeof evaluation, "--eval-data %s/eval.txt --eval-steps 1", root);
+    const struct {
+        const char *flags;
+        int (*seen)(const char *name);
+        long ms;
+    } phases[] = {
+        {"--place states=nvme", is_planned, 0},
+        {"--place states=nvme", has_a_step, 0},
+        {"--place states=nvme", has_a_step, 15},
+        {"--place states=nvme", has_a_step, 40},
+        {evaluation, has_a_step, 10},
+        {"--save-steps 1", is_saving, 0},
+    };
+    must_train("slow", SLOW);
+    for (int i = 0; i < (int)(sizeof phases / sizeof *phases); i++) {
+        char name[32], flags[PATH_MAX + 256];
+        int steps = -1;
+        for (int attempt = 0; steps < 0 && attempt < 5; attempt++) {
+            snprintf(name, sizeof name, "phase%d.%d", i, attempt);
+            snprintf(flags, sizeof flags, SLOW " %s", phases[i].flags);
+            steps = stop_in(name, flags, phases[i].seen, phases[i].ms);
+        }
+        if (steps < 0)
+            fail_msg("phase %d: the run is always done before", i);
+        if (phases[i].flags == evaluation)
+            assert_int_equal(rows_with(name, "eval_loss"), steps - 1);
+        must_train(name, SLOW " --resume auto");
+        expect_same_checkpoint("slow", name, 4);
+    }
+}
+
 /* ---- what is refused ---- */
 
 static void a_changed_schedule_is_refused_unless_allowed(void **state)
@@ -394,6 +501,7 @@ int main(void)
         cmocka_unit_test(so_it_is_in_every_format),
         cmocka_unit_test(thirty_kills_change_nothing),
         cmocka_unit_test(stop_signals_save_and_change_nothing),
+        cmocka_unit_test(a_stop_in_any_phase_loses_nothing),
         cmocka_unit_test(a_changed_schedule_is_refused_unless_allowed),
         cmocka_unit_test(damage_is_named_and_the_one_before_is_taken),
         cmocka_unit_test(bad_resumes),
