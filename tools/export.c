@@ -187,6 +187,15 @@ static ot_status reopen(const ot_export *e, const char *folder)
     return status;
 }
 
+static ot_status copy_companions(const ot_export *e, const char *folder)
+{
+    ot_companions *companions;
+    OT_TRY(ot_companions_open(e->directory, &companions));
+    ot_status status = ot_companions_copy(companions, folder);
+    ot_companions_close(companions);
+    return status;
+}
+
 static ot_status check_companions(const ot_export *e, const char *folder)
 {
     for (size_t i = 0; ot_companion_name(i) != NULL; i++) {
@@ -211,7 +220,7 @@ static ot_status fill_folder(const ot_export *e, const char *folder)
     if (snprintf(path, sizeof path, "%s/config.json", folder) >= PATH_MAX)
         return ot_fail(OT_ERR_USAGE, "%.80s…: too long a path", folder);
     OT_TRY(ot_hf_config_write(e->config, e->dtype, path));
-    OT_TRY(ot_companions_copy(e->directory, folder));
+    OT_TRY(copy_companions(e, folder));
     OT_TRY(write_weights(e, folder));
     OT_TRY(reopen(e, folder));
     return check_companions(e, folder);

@@ -161,9 +161,12 @@ static ot_status write_command(const ot_rundir *dir, int argc, char **argv)
 static ot_status write_config(const ot_rundir *dir, const ot_train_flags *flags)
 {
     const ot_option_table table = ot_train_table("offtrain train", "");
+    ot_train_flags given = *flags;
     FILE *file;
+    if (flags->model_is_resumed)
+        given.model = NULL;
     OT_TRY(open_file(dir, "config.yaml", "we", &file));
-    ot_status status = ot_config_print(&table, OT_TRAIN_NOT_IN_CONFIG, flags, file);
+    ot_status status = ot_config_print(&table, OT_TRAIN_NOT_IN_CONFIG, &given, file);
     ot_status closed = close_file(dir, "config.yaml", file);
     return status != OT_OK ? status : closed;
 }

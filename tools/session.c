@@ -99,7 +99,8 @@ ot_status ot_session_open(ot_train_flags *flags, ot_session *out)
         return ot_run_state_init(&out->state);
     OT_TRY(ot_run_state_read(out->checkpoint, &out->state));
     take_over(&out->state, flags);
-    if (flags->model == NULL)
+    flags->model_is_resumed = flags->model == NULL;
+    if (flags->model_is_resumed)
         flags->model = out->checkpoint;
     ot_log(OT_LOG_INFO, "going on from %s, after step %" PRIu64, out->checkpoint, out->state.step);
     return OT_OK;
@@ -108,6 +109,7 @@ ot_status ot_session_open(ot_train_flags *flags, ot_session *out)
 void ot_session_close(ot_session *session)
 {
     ot_checkpoint_source_close(session->source);
+    ot_companions_close(session->companions);
     ot_run_state_fini(&session->state);
 }
 
@@ -197,6 +199,8 @@ ot_status ot_session_bind(ot_session *session, ot_job *job)
     json_decref(session->state.settings);
     session->state.settings = settings;
     OT_TRY(status);
+    if (job->model_directory != NULL)
+        OT_TRY(ot_companions_open(job->model_directory, &session->companions));
     if (*session->checkpoint == '\0')
         return ot_job_open_source(job);
     OT_TRY(ot_checkpoint_source_open(session->checkpoint, &job->training, &session->source));
@@ -240,7 +244,8 @@ ot_status ot_session_save(ot_session *session, const ot_job *job, ot_trainer *tr
     const ot_checkpoint_options options = {
         .folder = folder,
         .training = &job->training,
-        .model_directory = job->model_directory,
+        .config = job->config,
+        .companions = session->companions,
         .limit = (uint64_t)job->flags->save_total_limit,
     };
     return ot_checkpoint_save(&options, trainer, &session->state, bytes);

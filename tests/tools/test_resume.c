@@ -380,6 +380,30 @@ static void rotation_keeps_the_newest(void **state)
     }
 }
 
+/* Without --model the model and its tokenizer come from the checkpoint that the run goes on from, which makes room for newer ones on
+ * the way. Nor does the run's configuration name it: a third session starts from that. */
+static void a_run_outlives_the_checkpoint_it_goes_on_from(void **state)
+{
+    (void)state;
+    char copy[PATH_MAX], kept[PATH_MAX];
+    must_train("older", "--save-steps 4");
+    tree_write(root, "/older/checkpoint-4/generation_config.json", "{}");
+    assert_int_equal(process_run(&result, "cp -r %s/older %s/outlived", root, root), 0);
+    assert_int_equal(process_run(&result, "rm -r %s/outlived/checkpoint-8", root), 0);
+    assert_int_equal(process_run(&result,
+                                 "%s --seq-len 32 --global-batch-size 4 --max-steps 8 --lr 3e-3 --data "
+                                 "%s/data.txt -o %s --resume %s/outlived --save-steps 1 --save-total-limit 1",
+                                 OT_COMMAND, root, root, root),
+                     0);
+    expect_same_checkpoint("older", "outlived", 8);
+    snprintf(copy, sizeof copy, "%s/outlived/checkpoint-8/generation_config.json", root);
+    snprintf(kept, sizeof kept, "%s/older/checkpoint-4/generation_config.json", root);
+    expect_same_file(copy, kept);
+    assert_int_equal(
+        process_run(&result, "%s -c %s/outlived/config.yaml --resume %s/outlived", OT_COMMAND, root, root),
+        0);
+}
+
 static int open_data(void **state)
 {
     open_root(state);
@@ -399,6 +423,7 @@ int main(void)
         cmocka_unit_test(bad_resumes),
         cmocka_unit_test(two_at_once_are_refused),
         cmocka_unit_test(rotation_keeps_the_newest),
+        cmocka_unit_test(a_run_outlives_the_checkpoint_it_goes_on_from),
     };
     return cmocka_run_group_tests(tests, open_data, close_root);
 }
