@@ -153,6 +153,26 @@ static void test_rotation_goes_by_number_and_leaves_others_alone(void **state)
     tree_close(root);
 }
 
+static void test_a_moved_checkpoint_stays_whole_behind_its_link(void **state)
+{
+    (void)state;
+    char *root = tree_open(), link[PATH_MAX];
+    static const char *const names[] = {"checkpoint-2", "checkpoint-3.tmp"};
+    add_checkpoint(root, "moved", RUN, 2);
+    add_checkpoint(root, "checkpoint-4", RUN, 4);
+    for (int i = 0; i < 2; i++) {
+        snprintf(link, sizeof link, "%s/%s", root, names[i]);
+        assert_int_equal(symlink("moved", link), 0);
+    }
+    const ot_manifest newest = {RUN, 4};
+    assert_int_equal(ot_checkpoint_rotate(root, &newest, 1), OT_OK);
+    assert_int_equal(ot_checkpoint_sweep(root), OT_OK);
+    assert_false(is_there(root, names[0]));
+    assert_false(is_there(root, names[1]));
+    assert_true(is_there(root, "moved/manifest.json"));
+    tree_close(root);
+}
+
 static void test_publishing_replaces_and_points(void **state)
 {
     (void)state;
@@ -254,6 +274,7 @@ int main(void)
         cmocka_unit_test(test_a_manifest_cannot_point_outside),
         cmocka_unit_test(test_what_its_writer_meant_is_what_counts),
         cmocka_unit_test(test_rotation_goes_by_number_and_leaves_others_alone),
+        cmocka_unit_test(test_a_moved_checkpoint_stays_whole_behind_its_link),
         cmocka_unit_test(test_publishing_replaces_and_points),
         cmocka_unit_test(test_sweeping_removes_unfinished_ones),
         cmocka_unit_test(test_a_state_comes_back_as_it_was),
