@@ -183,8 +183,9 @@ static ot_status lock_metrics(const ot_rundir *dir)
     return OT_OK;
 }
 
-/* The length of the rows up to step `step`. A row that was cut off, or that is none, ends them. */
-static long rows_until(FILE *file, uint64_t step)
+/* The length of the rows up to step `step`. A row that was cut off, or that is none, ends them. A run that had ended makes what comes
+ * behind its last step again: evaluation and sample. */
+static long rows_until(FILE *file, uint64_t step, int ended)
 {
     char *line = NULL;
     size_t capacity = 0;
@@ -193,7 +194,9 @@ static long rows_until(FILE *file, uint64_t step)
     for (ssize_t length; (length = getline(&line, &capacity, file)) > 0 && line[length - 1] == '\n';) {
         json_t *row = json_loads(line, 0, NULL);
         const json_t *number = json_object_get(row, "step");
-        int within = json_is_integer(number) && (uint64_t)json_integer_value(number) <= step;
+        int within =
+            json_is_integer(number) && (uint64_t)json_integer_value(number) <= step &&
+            !(ended && (uint64_t)json_integer_value(number) == step && json_object_get(row, "loss") == NULL);
         json_decref(row);
         if (!within)
             break;
@@ -203,17 +206,17 @@ static long rows_until(FILE *file, uint64_t step)
     return end;
 }
 
-static ot_status open_metrics(ot_rundir *dir, uint64_t step)
+static ot_status open_metrics(ot_rundir *dir, uint64_t step, int ended)
 {
     OT_TRY(open_file(dir, "metrics.jsonl", "a+e", &dir->metrics));
     OT_TRY(lock_metrics(dir));
-    if (ftruncate(fileno(dir->metrics), rows_until(dir->metrics, step)) != 0)
+    if (ftruncate(fileno(dir->metrics), rows_until(dir->metrics, step, ended)) != 0)
         return ot_fail(OT_ERR_IO, "%s/metrics.jsonl: %s", dir->path, strerror(errno));
     return OT_OK;
 }
 
 ot_status ot_rundir_open(const ot_train_flags *flags, int argc, char **argv, const char *folder,
-                         uint64_t step, ot_rundir *out)
+                         uint64_t step, int ended, ot_rundir *out)
 {
     *out = (ot_rundir){.metrics = NULL};
     if (*folder != '\0')
@@ -221,7 +224,7 @@ ot_status ot_rundir_open(const ot_train_flags *flags, int argc, char **argv, con
     else
         OT_TRY(make_folder(flags, out->path));
     out->directory = out->path;
-    OT_TRY(open_metrics(out, step));
+    OT_TRY(open_metrics(out, step, ended));
     OT_TRY(write_command(out, argc, argv));
     OT_TRY(write_config(out, flags));
     return open_file(out, "train.log", "ae", &log_file);

@@ -139,15 +139,30 @@ static json_t *data_settings(const ot_job *job)
                      f->packing, "val_split", f->val_split, "seed", f->seed, "shuffle", f->shuffle);
 }
 
+/* The mathematics of the model; the shapes are those of the tensors. */
+static json_t *model_settings(const ot_model_config *c)
+{
+    const ot_rope_scaling *rope = &c->rope;
+    json_t *out =
+        json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "architecture", c->architecture, "C",
+                  (json_int_t)c->C, "L", (json_int_t)c->L, "NH", (json_int_t)c->NH, "NKV", (json_int_t)c->NKV,
+                  "HD", (json_int_t)c->HD, "F", (json_int_t)c->F, "V", (json_int_t)c->V);
+    json_t *more = json_pack("{s:f, s:I, s:i, s:b, s:b, s:b}", "norm_eps", (double)c->norm_eps, "window",
+                             (json_int_t)c->window, "gelu", (int)c->gelu, "qkv_bias", c->qkv_bias, "qk_norm",
+                             c->qk_norm, "tied", c->tied);
+    json_object_update_new(out, more);
+    json_object_set_new(out, "rope",
+                        json_pack("{s:i, s:f, s:f, s:f, s:f, s:f}", "kind", (int)rope->kind, "theta",
+                                  rope->theta, "factor", rope->factor, "low_freq_factor",
+                                  rope->low_freq_factor, "high_freq_factor", rope->high_freq_factor,
+                                  "original_positions", rope->original_positions));
+    return out;
+}
+
 /* Everything that decides the numbers, by the name of its flag. Where things lie, threads and depths do not. */
 static json_t *settings_of(const ot_job *job)
 {
     const ot_train_flags *f = job->flags;
-    const ot_model_config *c = &job->model->config;
-    json_t *model =
-        json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "architecture", c->architecture, "C",
-                  (json_int_t)c->C, "L", (json_int_t)c->L, "NH", (json_int_t)c->NH, "NKV", (json_int_t)c->NKV,
-                  "HD", (json_int_t)c->HD, "F", (json_int_t)c->F, "V", (json_int_t)c->V);
     json_t *batch = json_pack("{s:I, s:I, s:I, s:I}", "seq_len", f->seq_len, "global_batch_size",
                               (json_int_t)job->sequences, "batch_size", (json_int_t)job->training.B,
                               "total_steps", (json_int_t)job->total_steps);
@@ -161,7 +176,7 @@ static json_t *settings_of(const ot_job *job)
         ot_dtype_name(job->training.state_dtype), "grad_dtype", ot_dtype_name(job->training.grad_dtype),
         "loss_scale", job->training.loss_scale, "nan", f->nan);
     json_t *parts[] = {data_settings(job), batch, optimizer, precision};
-    json_t *all = json_pack("{s:o}", "model", model);
+    json_t *all = json_pack("{s:o}", "model", model_settings(&job->model->config));
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (json_object_update(all, parts[i]) != 0) {
             json_decref(all);

@@ -114,7 +114,8 @@ static ot_status open_run(ot_run *r, int argc, char **argv)
     OT_TRY(ot_session_bind(&r->session, &r->job));
     OT_TRY(check_writes(r));
     r->saved_step = r->session.state.step;
-    OT_TRY(ot_rundir_open(&r->flags, argc, argv, r->session.folder, r->saved_step, &r->dir));
+    OT_TRY(ot_rundir_open(&r->flags, argc, argv, r->session.folder, r->saved_step,
+                          r->saved_step >= r->job.total_steps, &r->dir));
     OT_TRY(ot_session_check_space(&r->job, r->dir.path));
     OT_TRY(ot_checkpoint_sweep(r->dir.path));
     if (r->flags.nvme.count == 0) {

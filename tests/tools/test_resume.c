@@ -351,6 +351,63 @@ static void bad_resumes(void **state)
     assert_non_null(strstr(result.err, "--run-name"));
 }
 
+/* A file of the run `name`, in memory of the caller's. */
+static char *run_file(const char *name, const char *file)
+{
+    char path[PATH_MAX];
+    size_t bytes;
+    snprintf(path, sizeof path, "%s/%s/%s", root, name, file);
+    char *text = contents(path, &bytes);
+    text[bytes] = '\0';
+    return text;
+}
+
+/* The loss of the done line. */
+static double done_loss(void)
+{
+    const char *done = strstr(result.out, "done ");
+    assert_non_null(done);
+    const char *at = strstr(done, " loss=");
+    assert_non_null(at);
+    return strtod(at + strlen(" loss="), NULL);
+}
+
+static void a_run_that_had_ended_ends_again_as_it_did(void **state)
+{
+    (void)state;
+    static const char flags[] =
+        "--eval-steps 4 --val-split 0.2 --sample-prompt 12 --sample-steps 8 --max-tokens 4";
+    char resumed[256], hash[2][64];
+    must_train("ended", flags);
+    hash_of(hash[0]);
+    double loss = done_loss();
+    assert_true(loss > 0);
+    char *before = run_file("ended", "metrics.jsonl");
+    snprintf(resumed, sizeof resumed, "%s --resume auto", flags);
+    must_train("ended", resumed);
+    assert_string_equal(hash_of(hash[1]), hash[0]);
+    assert_true(done_loss() == loss);
+    char *after = run_file("ended", "metrics.jsonl");
+    assert_int_equal(count_lines(before), 8 + 2 + 1);
+    assert_int_equal(count_lines(after), count_lines(before));
+    free(before);
+    free(after);
+}
+
+/* The tensors' shapes say nothing of it. */
+static void another_mathematics_is_refused(void **state)
+{
+    (void)state;
+    char flags[PATH_MAX + 64];
+    must_train("mathematics", "--save-steps 4");
+    assert_int_equal(process_run(&result, "cp -r %s/mathematics/checkpoint-8 %s/other", root, root), 0);
+    assert_int_equal(
+        process_run(&result, "sed -i s/rope_theta.*/rope_theta\\\":20000.0,/ %s/other/config.json", root), 0);
+    snprintf(flags, sizeof flags, "--resume auto --model %s/other", root);
+    assert_int_equal(train("mathematics", flags), 2);
+    assert_non_null(strstr(result.err, "model.rope.theta was 10000.0 and is 20000.0"));
+}
+
 static void two_at_once_are_refused(void **state)
 {
     (void)state;
@@ -421,6 +478,8 @@ int main(void)
         cmocka_unit_test(a_changed_schedule_is_refused_unless_allowed),
         cmocka_unit_test(damage_is_named_and_the_one_before_is_taken),
         cmocka_unit_test(bad_resumes),
+        cmocka_unit_test(a_run_that_had_ended_ends_again_as_it_did),
+        cmocka_unit_test(another_mathematics_is_refused),
         cmocka_unit_test(two_at_once_are_refused),
         cmocka_unit_test(rotation_keeps_the_newest),
         cmocka_unit_test(a_run_outlives_the_checkpoint_it_goes_on_from),
