@@ -31,6 +31,11 @@ ot_status ot_evaluate(ot_trainer *trainer, const ot_training *training, const ot
     if (out->tokens == 0)
         return ot_fail(OT_ERR_DATA, "evaluation: no token of the data is trained, so there is no loss");
     out->loss = sum / (double)out->tokens;
+    if (!isfinite(out->loss))
+        return ot_fail(OT_ERR_NUMERIC,
+                       "evaluation: the loss is %g; the model's weights, or its activations in %s, are not "
+                       "finite",
+                       out->loss, ot_dtype_name(training->dtype));
     out->perplexity = exp(out->loss);
     out->seconds = ot_seconds(ot_clock_ns() - start);
     return OT_OK;
@@ -38,12 +43,20 @@ ot_status ot_evaluate(ot_trainer *trainer, const ot_training *training, const ot
 
 /* ---- the command ---- */
 
+static void print_json(const ot_evaluation *found)
+{
+    char perplexity[32] = "null"; /* JSON has no infinity */
+    if (isfinite(found->perplexity))
+        snprintf(perplexity, sizeof perplexity, "%.9g", found->perplexity);
+    printf("{\"event\":\"eval\",\"eval_loss\":%.9g,\"eval_ppl\":%s,\"tokens\":%" PRIu64
+           ",\"seconds\":%.6g}\n",
+           found->loss, perplexity, found->tokens, found->seconds);
+}
+
 static ot_status print_evaluation(const ot_train_flags *flags, const ot_evaluation *found)
 {
     if (flags->json)
-        printf("{\"event\":\"eval\",\"eval_loss\":%.9g,\"eval_ppl\":%.9g,\"tokens\":%" PRIu64
-               ",\"seconds\":%.6g}\n",
-               found->loss, found->perplexity, found->tokens, found->seconds);
+        print_json(found);
     else
         printf("eval_loss=%.6f eval_ppl=%.6g tokens=%" PRIu64 "\n", found->loss, found->perplexity,
                found->tokens);

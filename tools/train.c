@@ -113,6 +113,7 @@ static ot_status open_run(ot_run *r, int argc, char **argv)
     OT_TRY(ot_job_open_fitting(&r->flags, &r->job));
     OT_TRY(ot_session_bind(&r->session, &r->job));
     OT_TRY(check_writes(r));
+    OT_TRY(ot_run_check_prompt(r));
     r->saved_step = r->session.state.step;
     OT_TRY(ot_rundir_open(&r->flags, argc, argv, r->session.folder, r->saved_step,
                           r->saved_step >= r->job.total_steps, &r->dir));
