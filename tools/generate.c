@@ -60,6 +60,16 @@ int32_t ot_choose_token(const float *logits, size_t V, double temperature, doubl
     return order[count - 1];
 }
 
+static ot_status check_logits(const float *logits, size_t V)
+{
+    for (size_t v = 0; v < V; v++)
+        if (!isfinite(logits[v]))
+            return ot_fail(OT_ERR_NUMERIC,
+                           "generation: logit %zu is %g; the model's weights or activations are not finite",
+                           v, (double)logits[v]);
+    return OT_OK;
+}
+
 /* ---- a text ---- */
 
 static ot_status append(ot_ids *ids, int32_t id)
@@ -166,6 +176,7 @@ static ot_status generate(ot_trainer *trainer, const ot_training *training, cons
         OT_TRY(ot_stop_check());
         fill_data(training, ids, ot_trainer_data(trainer));
         OT_TRY(ot_trainer_logits(trainer, 0, ids->count - 1, logits));
+        OT_TRY(check_logits(logits, V));
         ot_philox(g->seed, made, 0, words);
         int32_t id = ot_choose_token(logits, V, g->temperature, g->top_p, words[0] * 0x1p-32, order);
         if (id == eos)

@@ -213,6 +213,23 @@ static void a_text_ends_where_the_positions_end(void **state)
     has(result.err, "--prompt: 16 tokens");
 }
 
+static void every_command_with_json_speaks_nothing_else(void **state)
+{
+    (void)state;
+    static const char *const commands[] = {
+        "tune --model tiny --seq-len 16 --global-batch-size 1 --threads 1 --json",
+        "plan --model tiny --json",
+        "eval --model tiny --seq-len 64 --data chat.jsonl -o runs --json",
+        "inspect chat.jsonl --model model --json",
+        "inspect model --json",
+        "tokenize --model model --data chat.jsonl -o json.bin --json",
+    };
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        assert_int_equal(run(commands[i]), 0);
+        json_decref(last_object());
+    }
+}
+
 /* Before the first step, not after the last. */
 static void a_prompt_that_leaves_no_room_is_refused(void **state)
 {
@@ -267,6 +284,7 @@ int main(void)
         cmocka_unit_test(what_is_refused),
         cmocka_unit_test(samples_are_utf8_whatever_the_model_says),
         cmocka_unit_test(a_text_ends_where_the_positions_end),
+        cmocka_unit_test(every_command_with_json_speaks_nothing_else),
         cmocka_unit_test(a_prompt_that_leaves_no_room_is_refused),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
