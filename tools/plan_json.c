@@ -1,5 +1,8 @@
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 
+#include "io/text.h"
 #include "tools/plan_report.h"
 
 uint64_t ot_phase_bytes(const ot_plan *plan, ot_list_kind kind, ot_tier tier)
@@ -33,11 +36,13 @@ static json_t *integer(uint64_t value)
 static json_t *model_json(const ot_job *job)
 {
     const ot_model_config *c = &job->model->config;
+    char name[PATH_MAX];
+    snprintf(name, sizeof name, "%s", job->flags->model);
     return json_pack("{s:o, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b}", "params",
-                     integer(job->model->params), "name", job->flags->model, "architecture", c->architecture,
-                     "layers", integer(c->L), "hidden", integer(c->C), "heads", integer(c->NH), "kv_heads",
-                     integer(c->NKV), "head_dim", integer(c->HD), "feed_forward", integer(c->F), "vocabulary",
-                     integer(c->V), "tied", c->tied);
+                     integer(job->model->params), "name", ot_clean_utf8(name), "architecture",
+                     c->architecture, "layers", integer(c->L), "hidden", integer(c->C), "heads",
+                     integer(c->NH), "kv_heads", integer(c->NKV), "head_dim", integer(c->HD), "feed_forward",
+                     integer(c->F), "vocabulary", integer(c->V), "tied", c->tied);
 }
 
 static json_t *tier_json(const ot_job *job, const ot_suggestions *suggestions, ot_tier tier)

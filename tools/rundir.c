@@ -64,17 +64,20 @@ static ot_status too_long(const char *path)
     return ot_fail(OT_ERR_USAGE, "--output-dir: %.80s…: too long a path", path);
 }
 
-/* The last part of a path. */
-static const char *base_name(const char *path)
+/* The model's name, that of its folder however that is written: "..", "model/". */
+static const char *model_name(const char *model, char full[PATH_MAX])
 {
-    const char *slash = strrchr(path, '/');
-    return slash != NULL && slash[1] != '\0' ? slash + 1 : path;
+    if (realpath(model, full) == NULL)
+        return model; /* a preset */
+    const char *slash = strrchr(full, '/');
+    return slash[1] != '\0' ? slash + 1 : "model";
 }
 
 /* MODEL-YYYYMMDD-HHMMSS, with a number behind where that is taken. */
 static ot_status make_named_by_time(const ot_train_flags *flags, char path[PATH_MAX])
 {
-    char stamp[32];
+    char stamp[32], full[PATH_MAX];
+    const char *model = model_name(flags->model, full);
     time_t now = time(NULL);
     struct tm local;
     localtime_r(&now, &local);
@@ -83,8 +86,7 @@ static ot_status make_named_by_time(const ot_train_flags *flags, char path[PATH_
         char suffix[16] = "";
         if (number > 1)
             snprintf(suffix, sizeof suffix, "-%d", number);
-        if (snprintf(path, PATH_MAX, "%s/%s-%s%s", flags->output_dir, base_name(flags->model), stamp,
-                     suffix) >= PATH_MAX - 64)
+        if (snprintf(path, PATH_MAX, "%s/%s-%s%s", flags->output_dir, model, stamp, suffix) >= PATH_MAX - 64)
             return too_long(flags->output_dir);
         if (mkdir(path, 0777) == 0)
             return OT_OK;
@@ -126,8 +128,7 @@ static ot_status close_file(const ot_rundir *dir, const char *name, FILE *file)
     return OT_OK;
 }
 
-/* As a shell would have to be told. */
-static void print_argument(const char *argument, FILE *out)
+void ot_print_argument(const char *argument, FILE *out)
 {
     int plain = *argument != '\0';
     for (const char *c = argument; *c != '\0'; c++)
@@ -152,21 +153,17 @@ static ot_status write_command(const ot_rundir *dir, int argc, char **argv)
     fputs("offtrain train", file);
     for (int i = 0; i < argc; i++) {
         fputc(' ', file);
-        print_argument(argv[i], file);
+        ot_print_argument(argv[i], file);
     }
     fputc('\n', file);
     return close_file(dir, "command.txt", file);
 }
 
-static ot_status write_config(const ot_rundir *dir, const ot_train_flags *flags)
+static ot_status write_config(const ot_rundir *dir, const ot_option_table *table, const ot_train_flags *flags)
 {
-    const ot_option_table table = ot_train_table("offtrain train", "");
-    ot_train_flags given = *flags;
     FILE *file;
-    if (flags->model_is_resumed)
-        given.model = NULL;
     OT_TRY(open_file(dir, "config.yaml", "we", &file));
-    ot_status status = ot_config_print(&table, OT_TRAIN_NOT_IN_CONFIG, &given, file);
+    ot_status status = ot_config_print(table, OT_TRAIN_NOT_IN_CONFIG, flags, file);
     ot_status closed = close_file(dir, "config.yaml", file);
     return status != OT_OK ? status : closed;
 }
@@ -218,7 +215,14 @@ static ot_status open_metrics(ot_rundir *dir, uint64_t step, int ended)
 ot_status ot_rundir_open(const ot_train_flags *flags, int argc, char **argv, const char *folder,
                          uint64_t step, int ended, ot_rundir *out)
 {
+    const ot_option_table table = ot_train_table("offtrain train", "");
+    ot_train_flags given = *flags;
+    if (flags->model_is_resumed)
+        given.model = NULL;
+    given.run_name =
+        NULL; /* config.yaml is for going on with --resume, from any folder, and for other runs */
     *out = (ot_rundir){.metrics = NULL};
+    OT_TRY(ot_config_check(&table, OT_TRAIN_NOT_IN_CONFIG, &given));
     if (*folder != '\0')
         snprintf(out->path, sizeof out->path, "%s", folder);
     else
@@ -226,7 +230,7 @@ ot_status ot_rundir_open(const ot_train_flags *flags, int argc, char **argv, con
     out->directory = out->path;
     OT_TRY(open_metrics(out, step, ended));
     OT_TRY(write_command(out, argc, argv));
-    OT_TRY(write_config(out, flags));
+    OT_TRY(write_config(out, &table, &given));
     return open_file(out, "train.log", "ae", &log_file);
 }
 

@@ -14,6 +14,9 @@ typedef struct ot_rundir {
     const char *directory; /* = path, for lists of folders */
 } ot_rundir;
 
+/* As a shell would have to be told. */
+void ot_print_argument(const char *argument, FILE *out);
+
 /* Removes the swap files of runs in the folder whose processes have died: each would keep its room for good. */
 void ot_rundir_sweep(const char *output_dir);
 

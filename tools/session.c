@@ -59,6 +59,16 @@ static void cut_last(char *path)
         slash[slash == path] = '\0';
 }
 
+/* Under another name it is a run of its own. */
+static int is_own(const ot_train_flags *flags, const char *run)
+{
+    char named[PATH_MAX], full[PATH_MAX];
+    if (flags->run_name == NULL)
+        return 1;
+    return snprintf(named, sizeof named, "%s/%s", flags->output_dir, flags->run_name) < PATH_MAX &&
+           realpath(named, full) != NULL && strcmp(full, run) == 0;
+}
+
 static ot_status find_given(const ot_train_flags *flags, ot_session *session)
 {
     char given[PATH_MAX], path[PATH_MAX], manifest_path[PATH_MAX + 32];
@@ -76,8 +86,7 @@ static ot_status find_given(const ot_train_flags *flags, ot_session *session)
         if (*session->checkpoint == '\0')
             return ot_fail(OT_ERR_FORMAT, "--resume: %s holds no checkpoint", flags->resume);
     }
-    /* Under another name it is a run of its own. */
-    if (flags->run_name == NULL)
+    if (is_own(flags, path))
         strcpy(session->folder, path);
     return OT_OK;
 }

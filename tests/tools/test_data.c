@@ -230,6 +230,39 @@ static void every_command_with_json_speaks_nothing_else(void **state)
     }
 }
 
+static void what_yaml_cannot_hold_is_refused_before_a_folder_is_made(void **state)
+{
+    (void)state;
+    assert_int_equal(run("--model tiny --seq-len 8 --global-batch-size 2 --max-steps 1 -o new\xff"), 2);
+    has(result.err, "--output-dir: 'new?' is not UTF-8");
+    assert_int_equal(access("new\xff", F_OK), -1);
+}
+
+static void a_run_is_named_after_the_models_folder(void **state)
+{
+    (void)state;
+    static const char *const models[] = {"runs/named/latest/", "./runs/named/checkpoint-2"};
+    make_model("--run-name named");
+    for (int i = 0; i < 2; i++) {
+        char command[512];
+        snprintf(command, sizeof command,
+                 "--model %s --seq-len 8 --global-batch-size 2 --max-steps 1 -q -o named%d", models[i], i);
+        assert_int_equal(run(command), 0);
+        assert_int_equal(process_run(&result, "ls %s/named%d", root, i), 0);
+        assert_memory_equal(result.out, "checkpoint-2-", strlen("checkpoint-2-"));
+    }
+}
+
+static void a_report_of_a_run_without_steps(void **state)
+{
+    (void)state;
+    tree_write(root, "/empty/metrics.jsonl", "");
+    assert_int_equal(run("report empty"), 0);
+    assert_int_equal(process_run(&result, "cat %s/empty/report.html", root), 0);
+    has(result.out, "no step has been made");
+    assert_null(strstr(result.out, "nan"));
+}
+
 /* Before the first step, not after the last. */
 static void a_prompt_that_leaves_no_room_is_refused(void **state)
 {
@@ -285,6 +318,9 @@ int main(void)
         cmocka_unit_test(samples_are_utf8_whatever_the_model_says),
         cmocka_unit_test(a_text_ends_where_the_positions_end),
         cmocka_unit_test(every_command_with_json_speaks_nothing_else),
+        cmocka_unit_test(what_yaml_cannot_hold_is_refused_before_a_folder_is_made),
+        cmocka_unit_test(a_run_is_named_after_the_models_folder),
+        cmocka_unit_test(a_report_of_a_run_without_steps),
         cmocka_unit_test(a_prompt_that_leaves_no_room_is_refused),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -461,6 +461,40 @@ static void a_run_outlives_the_checkpoint_it_goes_on_from(void **state)
         0);
 }
 
+static void the_reports_command_goes_on(void **state)
+{
+    (void)state;
+    char command[PATH_MAX + 128] = "cd / && exec " OT_COMMAND;
+    tree_write(root, "/odd it's/x", "");
+    assert_int_equal(process_run(&result,
+                                 "%s" TINY
+                                 " -o \"%s/odd it's\" --data %s/data.txt --run-name named --save-steps 4",
+                                 OT_COMMAND, root, root),
+                     0);
+    char hash[2][64], *page = run_file("odd it's/named", "report.html");
+    hash_of(hash[0]);
+    assert_int_equal(process_run(&result, "rm -r \"%s/odd it's/named/checkpoint-8\"", root), 0);
+    char *line = strstr(page, "offtrain -c ");
+    assert_non_null(line);
+    line += strlen("offtrain");
+    line[strcspn(line, "\n")] = '\0';
+    strncat(command, line, sizeof command - strlen(command) - 1);
+    tree_write(root, "/again.sh", command);
+    free(page);
+    if (process_run(&result, "sh %s/again.sh", root) != 0)
+        fail_msg("%s: %s", command, result.err);
+    assert_string_equal(hash_of(hash[1]), hash[0]);
+    char *metrics = run_file("odd it's/named", "metrics.jsonl");
+    assert_int_equal(count_lines(metrics), 8);
+    free(metrics);
+    assert_int_equal(
+        process_run(&result,
+                    "%s" TINY
+                    " -o \"%s/odd it's\" --data %s/data.txt --run-name named --resume \"%s/odd it's/named/\"",
+                    OT_COMMAND, root, root, root),
+        0);
+}
+
 static int open_data(void **state)
 {
     open_root(state);
@@ -482,6 +516,7 @@ int main(void)
         cmocka_unit_test(another_mathematics_is_refused),
         cmocka_unit_test(two_at_once_are_refused),
         cmocka_unit_test(rotation_keeps_the_newest),
+        cmocka_unit_test(the_reports_command_goes_on),
         cmocka_unit_test(a_run_outlives_the_checkpoint_it_goes_on_from),
     };
     return cmocka_run_group_tests(tests, open_data, close_root);
