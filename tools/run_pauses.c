@@ -115,7 +115,7 @@ ot_status ot_run_check_prompt(const ot_run *r)
 static int is_due(const ot_run *r, ot_pause pause)
 {
     uint64_t every = r->metrics.every[pause], step = r->session.state.step;
-    return every > 0 && step % every == 0 && step < r->job.total_steps;
+    return every > 0 && step > 0 && step % every == 0 && step < r->job.total_steps;
 }
 
 ot_status ot_run_pause(ot_run *r)
@@ -126,6 +126,17 @@ ot_status ot_run_pause(ot_run *r)
         OT_TRY(sample(r));
     if (is_due(r, OT_PAUSE_SAVE))
         OT_TRY(save(r));
+    return OT_OK;
+}
+
+ot_status ot_run_make_up(ot_run *r)
+{
+    if (*r->session.folder == '\0')
+        return OT_OK;
+    if (is_due(r, OT_PAUSE_EVAL) && !r->dir.evaluated)
+        OT_TRY(evaluate(r));
+    if (is_due(r, OT_PAUSE_SAMPLE) && !r->dir.sampled)
+        OT_TRY(sample(r));
     return OT_OK;
 }
 

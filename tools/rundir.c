@@ -180,24 +180,34 @@ static ot_status lock_metrics(const ot_rundir *dir)
     return OT_OK;
 }
 
-/* The length of the rows up to step `step`. A row that was cut off, or that is none, ends them. A run that had ended makes what comes
- * behind its last step again: evaluation and sample. */
-static long rows_until(FILE *file, uint64_t step, int ended)
+/* Whether a row stays: of what comes behind the last step of a run that had ended nothing does, it comes again. */
+static int is_kept(const json_t *row, uint64_t step, int ended)
+{
+    const json_t *number = json_object_get(row, "step");
+    if (!json_is_integer(number) || (uint64_t)json_integer_value(number) > step)
+        return 0;
+    return !ended || (uint64_t)json_integer_value(number) < step || json_object_get(row, "loss") != NULL;
+}
+
+/* The length of the rows up to step `step`. A row that was cut off, or that is none, ends them. */
+static long rows_until(ot_rundir *dir, uint64_t step, int ended)
 {
     char *line = NULL;
     size_t capacity = 0;
     long end = 0;
-    rewind(file);
-    for (ssize_t length; (length = getline(&line, &capacity, file)) > 0 && line[length - 1] == '\n';) {
+    rewind(dir->metrics);
+    for (ssize_t length;
+         (length = getline(&line, &capacity, dir->metrics)) > 0 && line[length - 1] == '\n';) {
         json_t *row = json_loads(line, 0, NULL);
-        const json_t *number = json_object_get(row, "step");
-        int within =
-            json_is_integer(number) && (uint64_t)json_integer_value(number) <= step &&
-            !(ended && (uint64_t)json_integer_value(number) == step && json_object_get(row, "loss") == NULL);
+        int kept = is_kept(row, step, ended);
+        if (kept && (uint64_t)json_integer_value(json_object_get(row, "step")) == step) {
+            dir->evaluated |= json_object_get(row, "eval_loss") != NULL;
+            dir->sampled |= json_object_get(row, "sample") != NULL;
+        }
         json_decref(row);
-        if (!within)
+        if (!kept)
             break;
-        end = ftell(file);
+        end = ftell(dir->metrics);
     }
     free(line);
     return end;
@@ -207,7 +217,7 @@ static ot_status open_metrics(ot_rundir *dir, uint64_t step, int ended)
 {
     OT_TRY(open_file(dir, "metrics.jsonl", "a+e", &dir->metrics));
     OT_TRY(lock_metrics(dir));
-    if (ftruncate(fileno(dir->metrics), rows_until(dir->metrics, step, ended)) != 0)
+    if (ftruncate(fileno(dir->metrics), rows_until(dir, step, ended)) != 0)
         return ot_fail(OT_ERR_IO, "%s/metrics.jsonl: %s", dir->path, strerror(errno));
     return OT_OK;
 }

@@ -11,7 +11,8 @@
 typedef struct ot_rundir {
     char path[PATH_MAX];
     FILE *metrics;
-    const char *directory; /* = path, for lists of folders */
+    const char *directory;  /* = path, for lists of folders */
+    int evaluated, sampled; /* behind the step that the run goes on from */
 } ot_rundir;
 
 /* As a shell would have to be told. */

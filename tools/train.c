@@ -57,7 +57,9 @@ static ot_status train(ot_run *r)
     uint64_t hash;
     ot_metrics_init(&r->metrics, &r->job, &r->session.state);
     ot_run_plan_pauses(r);
-    ot_status status = run_steps(r);
+    ot_status status = ot_run_make_up(r);
+    if (status == OT_OK)
+        status = run_steps(r);
     if (status == OT_OK)
         status = ot_run_finish(r);
     if (is_stopped(status)) {

@@ -394,6 +394,26 @@ static void a_run_that_had_ended_ends_again_as_it_did(void **state)
     free(after);
 }
 
+/* A stop in the middle of an evaluation saves the step, and leaves metrics.jsonl without the evaluation and what comes behind it. */
+static void an_evaluation_that_was_stopped_is_made_up_for(void **state)
+{
+    (void)state;
+    static const char flags[] =
+        "--eval-steps 2 --val-split 0.2 --sample-prompt 12 --sample-steps 4 --save-steps 4";
+    char resumed[256];
+    must_train("evaluated", flags);
+    snprintf(resumed, sizeof resumed, "%s --resume auto", flags);
+    for (int rows = 5; rows <= 7;
+         rows++) { /* steps 1 and 2, an evaluation, 3 and 4: then an evaluation and a sample */
+        assert_int_equal(process_run(&result, "sed -i %dq %s/evaluated/metrics.jsonl", rows, root), 0);
+        assert_int_equal(process_run(&result, "rm -r %s/evaluated/checkpoint-8", root), 0);
+        must_train("evaluated", resumed);
+        char *metrics = run_file("evaluated", "metrics.jsonl");
+        assert_int_equal(count_lines(metrics), 8 + 4 + 2);
+        free(metrics);
+    }
+}
+
 /* The tensors' shapes say nothing of it. */
 static void another_mathematics_is_refused(void **state)
 {
@@ -513,6 +533,7 @@ int main(void)
         cmocka_unit_test(damage_is_named_and_the_one_before_is_taken),
         cmocka_unit_test(bad_resumes),
         cmocka_unit_test(a_run_that_had_ended_ends_again_as_it_did),
+        cmocka_unit_test(an_evaluation_that_was_stopped_is_made_up_for),
         cmocka_unit_test(another_mathematics_is_refused),
         cmocka_unit_test(two_at_once_are_refused),
         cmocka_unit_test(rotation_keeps_the_newest),
