@@ -91,12 +91,21 @@ static ot_status find_given(const ot_train_flags *flags, ot_session *session)
     return OT_OK;
 }
 
-/* The split of a step into micro-batches decides the rounding, so it is not left to the plan again. */
-static void take_over(const ot_run_state *state, ot_train_flags *flags)
+/* The split of a step into micro-batches decides the rounding, so it is not left to the plan again, unless the step is another one. */
+static ot_status take_over(const ot_session *session, ot_train_flags *flags)
 {
-    const json_t *batch = json_object_get(state->settings, "batch_size");
-    if (flags->batch_size == OT_AUTO_INT && flags->grad_accum == OT_AUTO_INT && json_is_integer(batch))
-        flags->batch_size = json_integer_value(batch);
+    const json_t *batch = json_object_get(session->state.settings, "batch_size");
+    json_int_t size = json_integer_value(batch);
+    if (flags->batch_size != OT_AUTO_INT || flags->grad_accum != OT_AUTO_INT)
+        return OT_OK;
+    if (!json_is_integer(batch) || size < 1)
+        return ot_fail(
+            OT_ERR_FORMAT,
+            "%s/state/trainer.json: settings.batch_size is no number above 0; the checkpoint is damaged",
+            session->checkpoint);
+    if (flags->global_batch_size % size == 0)
+        flags->batch_size = size;
+    return OT_OK;
 }
 
 ot_status ot_session_open(ot_train_flags *flags, ot_session *out)
@@ -107,7 +116,7 @@ ot_status ot_session_open(ot_train_flags *flags, ot_session *out)
     if (*out->checkpoint == '\0')
         return ot_run_state_init(&out->state);
     OT_TRY(ot_run_state_read(out->checkpoint, &out->state));
-    take_over(&out->state, flags);
+    OT_TRY(take_over(out, flags));
     flags->model_is_resumed = flags->model == NULL;
     if (flags->model_is_resumed)
         flags->model = out->checkpoint;

@@ -394,6 +394,34 @@ static void a_run_that_had_ended_ends_again_as_it_did(void **state)
     free(after);
 }
 
+/* A size of micro-batches that cannot be, in a checkpoint whose manifest does not cover it. */
+static void a_damaged_batch_size_is_refused(void **state)
+{
+    (void)state;
+    static const char *const sizes[] = {"-3", "0", "1.5"};
+    must_train("batches", "--save-steps 4");
+    assert_int_equal(
+        process_run(&result, "sed -i s/trainer.json/gone/ %s/batches/checkpoint-8/manifest.json", root), 0);
+    assert_int_equal(
+        process_run(&result,
+                    "cp %s/batches/checkpoint-8/state/trainer.json %s/batches/checkpoint-8/state/gone", root,
+                    root),
+        0);
+    for (int i = 0; i < 3; i++) {
+        char flags[PATH_MAX + 64], name[32];
+        snprintf(flags, sizeof flags, "--resume %s/batches/checkpoint-8", root);
+        snprintf(name, sizeof name, "batches%d", i);
+        assert_int_equal(
+            process_run(
+                &result,
+                "sed -i s/\\\"batch_size\\\":[^,]*/\\\"batch_size\\\":%s/ %s/batches/checkpoint-8/state/trainer.json",
+                sizes[i], root),
+            0);
+        if (train(name, flags) != 5 || strstr(result.err, "settings.batch_size") == NULL)
+            fail_msg("%s: code %d, %s", sizes[i], result.code, result.err);
+    }
+}
+
 /* A stop in the middle of an evaluation saves the step, and leaves metrics.jsonl without the evaluation and what comes behind it. */
 static void an_evaluation_that_was_stopped_is_made_up_for(void **state)
 {
@@ -533,6 +561,7 @@ int main(void)
         cmocka_unit_test(damage_is_named_and_the_one_before_is_taken),
         cmocka_unit_test(bad_resumes),
         cmocka_unit_test(a_run_that_had_ended_ends_again_as_it_did),
+        cmocka_unit_test(a_damaged_batch_size_is_refused),
         cmocka_unit_test(an_evaluation_that_was_stopped_is_made_up_for),
         cmocka_unit_test(another_mathematics_is_refused),
         cmocka_unit_test(two_at_once_are_refused),
