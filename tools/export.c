@@ -248,7 +248,8 @@ static ot_status export_hf(const ot_export *e)
     if (snprintf(folder, sizeof folder, "%s.tmp", e->output) >= PATH_MAX - 256)
         return ot_fail(OT_ERR_USAGE, "%.80s…: too long a path", e->output);
     if (mkdir(folder, 0777) != 0)
-        return ot_fail(OT_ERR_IO, "cannot make %s: %s", folder, strerror(errno));
+        return ot_fail(OT_ERR_IO, "cannot make %s: %s%s", folder, strerror(errno),
+                       errno == EEXIST ? "; an export that was killed has left it: remove it" : "");
     ot_status status = fill_folder(e, folder);
     if (status == OT_OK && rename(folder, e->output) != 0)
         status = ot_fail(OT_ERR_IO, "cannot rename %s to %s: %s", folder, e->output, strerror(errno));

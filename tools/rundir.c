@@ -189,25 +189,28 @@ static int is_kept(const json_t *row, uint64_t step, int ended)
     return !ended || (uint64_t)json_integer_value(number) < step || json_object_get(row, "loss") != NULL;
 }
 
-/* The length of the rows up to step `step`. A row that was cut off, or that is none, ends them. */
-static long rows_until(ot_rundir *dir, uint64_t step, int ended)
+/* The length of the rows from the file's start that stay; copies into `later` those that stay behind the first that does not. A row that
+ * was cut off, or that is none, does not. */
+static long read_rows(ot_rundir *dir, uint64_t step, int ended, FILE *later)
 {
     char *line = NULL;
     size_t capacity = 0;
     long end = 0;
+    int dropped = 0;
     rewind(dir->metrics);
-    for (ssize_t length;
-         (length = getline(&line, &capacity, dir->metrics)) > 0 && line[length - 1] == '\n';) {
-        json_t *row = json_loads(line, 0, NULL);
+    for (ssize_t length; (length = getline(&line, &capacity, dir->metrics)) > 0;) {
+        json_t *row = line[length - 1] == '\n' ? json_loads(line, 0, NULL) : NULL;
         int kept = is_kept(row, step, ended);
         if (kept && (uint64_t)json_integer_value(json_object_get(row, "step")) == step) {
             dir->evaluated |= json_object_get(row, "eval_loss") != NULL;
             dir->sampled |= json_object_get(row, "sample") != NULL;
         }
         json_decref(row);
-        if (!kept)
-            break;
-        end = ftell(dir->metrics);
+        dropped |= !kept;
+        if (kept && dropped)
+            fwrite(line, 1, (size_t)length, later);
+        else if (kept)
+            end = ftell(dir->metrics);
     }
     free(line);
     return end;
@@ -215,11 +218,18 @@ static long rows_until(ot_rundir *dir, uint64_t step, int ended)
 
 static ot_status open_metrics(ot_rundir *dir, uint64_t step, int ended)
 {
+    char *text = NULL;
+    size_t bytes = 0;
     OT_TRY(open_file(dir, "metrics.jsonl", "a+e", &dir->metrics));
     OT_TRY(lock_metrics(dir));
-    if (ftruncate(fileno(dir->metrics), rows_until(dir, step, ended)) != 0)
-        return ot_fail(OT_ERR_IO, "%s/metrics.jsonl: %s", dir->path, strerror(errno));
-    return OT_OK;
+    FILE *later = open_memstream(&text, &bytes);
+    if (later == NULL)
+        return ot_fail(OT_ERR_INTERNAL, "out of memory for metrics.jsonl");
+    long end = read_rows(dir, step, ended, later);
+    int failed = fclose(later) != 0 || ftruncate(fileno(dir->metrics), end) != 0 ||
+                 fwrite(text, 1, bytes, dir->metrics) != bytes || fflush(dir->metrics) != 0;
+    free(text);
+    return failed ? ot_fail(OT_ERR_IO, "%s/metrics.jsonl: %s", dir->path, strerror(errno)) : OT_OK;
 }
 
 ot_status ot_rundir_open(const ot_train_flags *flags, int argc, char **argv, const char *folder,

@@ -394,6 +394,21 @@ static void a_run_that_had_ended_ends_again_as_it_did(void **state)
     free(after);
 }
 
+/* What a crash of the machine can leave: lines that are no rows, and a last one that was cut off. */
+static void rows_behind_damage_stay(void **state)
+{
+    (void)state;
+    must_train("rows", "--save-steps 4");
+    must_train("whole-rows", "--save-steps 4");
+    assert_int_equal(
+        process_run(&result, "sed -i -e \"2i {\\\"step\\\":\" -e 4i5 -e \"6s/.*/cut/\" %s/rows/metrics.jsonl",
+                    root),
+        0);
+    assert_int_equal(process_run(&result, "rm -r %s/rows/checkpoint-8", root), 0);
+    must_train("rows", "--save-steps 4 --resume auto");
+    expect_same_metrics("whole-rows", "rows");
+}
+
 /* A size of micro-batches that cannot be, in a checkpoint whose manifest does not cover it. */
 static void a_damaged_batch_size_is_refused(void **state)
 {
@@ -561,6 +576,7 @@ int main(void)
         cmocka_unit_test(damage_is_named_and_the_one_before_is_taken),
         cmocka_unit_test(bad_resumes),
         cmocka_unit_test(a_run_that_had_ended_ends_again_as_it_did),
+        cmocka_unit_test(rows_behind_damage_stay),
         cmocka_unit_test(a_damaged_batch_size_is_refused),
         cmocka_unit_test(an_evaluation_that_was_stopped_is_made_up_for),
         cmocka_unit_test(another_mathematics_is_refused),
