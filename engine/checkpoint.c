@@ -8,8 +8,6 @@
 #include <sys/stat.h>
 
 #include "engine/checkpoint_set.h"
-#include "engine/companions.h"
-#include "engine/hf_config.h"
 #include "engine/modelfile.h"
 #include "engine/training.h"
 #include "io/file.h"
@@ -148,10 +146,9 @@ static ot_status write_config(const ot_checkpoint_options *options, const char *
     char path[PATH_MAX];
     ot_hf_config *config;
     OT_TRY(ot_path_format(path, "%s/config.json", folder));
-    if (options->model_directory != NULL)
-        OT_TRY(ot_hf_config_open(options->model_directory, &config));
-    else
-        OT_TRY(ot_hf_config_make(&options->training->model->config, &config));
+    if (options->config != NULL)
+        return ot_hf_config_write(options->config, options->training->dtype, path);
+    OT_TRY(ot_hf_config_make(&options->training->model->config, &config));
     ot_status status = ot_hf_config_write(config, options->training->dtype, path);
     ot_hf_config_close(config);
     return status;
@@ -202,8 +199,8 @@ static ot_status write_all(writing *w, ot_trainer *trainer, ot_run_state *state,
     state->trainer = ot_trainer_get_state(trainer);
     OT_TRY(write_factors(trainer, state_folder));
     OT_TRY(write_config(w->options, folder));
-    if (w->options->model_directory != NULL)
-        OT_TRY(ot_companions_copy(w->options->model_directory, folder));
+    if (w->options->companions != NULL)
+        OT_TRY(ot_companions_copy(w->options->companions, folder));
     OT_TRY(ot_run_state_write(state, folder));
     OT_TRY(ot_dir_sync(state_folder));
     OT_TRY(write_manifest(w, state, folder, bytes));

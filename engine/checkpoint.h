@@ -9,15 +9,17 @@
 #ifndef OT_ENGINE_CHECKPOINT_H
 #define OT_ENGINE_CHECKPOINT_H
 
+#include "engine/companions.h"
+#include "engine/hf_config.h"
 #include "engine/run_state.h"
 
 typedef struct ot_checkpoint_options {
-    const char *folder;          /* of the run */
-    const ot_training *training; /* as the trainer was opened with */
-    const char *
-        model_directory; /* whose config.json and tokenizer files go along; NULL: config.json from the model's dimensions */
-    uint64_t shard_bytes; /* 0: as cli.md says */
-    uint64_t limit;       /* checkpoints of the run that are kept, with this one */
+    const char *folder;              /* of the run */
+    const ot_training *training;     /* as the trainer was opened with */
+    const ot_hf_config *config;      /* goes along; NULL: made from the model's dimensions */
+    const ot_companions *companions; /* go along; NULL: none */
+    uint64_t shard_bytes;            /* 0: as cli.md says */
+    uint64_t limit;                  /* checkpoints of the run that are kept, with this one */
 } ot_checkpoint_options;
 
 /* Bytes that a checkpoint of this training takes. A pure function. */

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "io/file.h"
@@ -110,13 +111,16 @@ static int remove_entry(const char *path, const struct stat *facts, int type, st
     return remove(path);
 }
 
-/* The manifest goes first: whatever happens on the way, what is left is no checkpoint. */
+/* The manifest goes first: whatever happens on the way, what is left is no checkpoint. Of a link the link alone: somebody has moved
+ * the checkpoint away and wants to keep it. */
 static ot_status remove_folder(const char *path)
 {
     enum { OPEN_MAX_FOLDERS = 16 };
     char manifest[PATH_MAX];
+    struct stat facts;
     OT_TRY(ot_path_format(manifest, "%s/" OT_MANIFEST_NAME, path));
-    unlink(manifest);
+    if (lstat(path, &facts) == 0 && S_ISDIR(facts.st_mode))
+        unlink(manifest);
     if (nftw(path, remove_entry, OPEN_MAX_FOLDERS, FTW_DEPTH | FTW_PHYS | FTW_MOUNT) != 0)
         return ot_fail(OT_ERR_IO, "%s: cannot be removed: %s", path, strerror(errno));
     return OT_OK;

@@ -14,6 +14,7 @@ typedef struct ot_run_state {
     uint64_t tokens, trained_tokens;
     double seconds;    /* of all sessions */
     double nvme_bytes; /* written to NVMe by all sessions */
+    double loss;       /* of the last step; NaN: none was made, or not finite */
     ot_trainer_state trainer;
     json_t *settings; /* name → value of everything that decides the numbers. Owned by the state */
 } ot_run_state;
@@ -22,7 +23,7 @@ typedef struct ot_run_state {
 ot_status ot_run_state_init(ot_run_state *state) OT_MUST_CHECK;
 void ot_run_state_fini(ot_run_state *state);
 
-/* FOLDER/state/trainer.json. OT_ERR_FORMAT names what is missing. */
+/* FOLDER/state/trainer.json. OT_ERR_FORMAT names what is missing or cannot be. */
 ot_status ot_run_state_write(const ot_run_state *state, const char *folder) OT_MUST_CHECK;
 ot_status ot_run_state_read(const char *folder, ot_run_state *out) OT_MUST_CHECK;
 

@@ -9,6 +9,7 @@
 #include <yaml.h>
 
 #include "io/text.h"
+#include "io/utf8.h"
 
 struct ot_config {
     char *path;
@@ -324,9 +325,37 @@ static int emit_options(yaml_emitter_t *emitter, const ot_option_table *table, c
            emit(emitter, &event, yaml_stream_end_event_initialize(&event));
 }
 
+/* YAML is UTF-8, and has no escape for a byte that is none. */
+static ot_status check_text(const ot_option *option, const char *text)
+{
+    char shown[256];
+    size_t bytes = text != NULL ? strlen(text) : 0;
+    if (ot_utf8_valid(text, bytes) == bytes)
+        return OT_OK;
+    snprintf(shown, sizeof shown, "%s", text);
+    return ot_fail(OT_ERR_USAGE, "--%s: '%s' is not UTF-8, as a configuration file has to be", option->name,
+                   ot_clean_utf8(shown));
+}
+
+ot_status ot_config_check(const ot_option_table *table, const char *without, const void *values)
+{
+    for (size_t i = 0; i < table->count; i++) {
+        const ot_option *option = &table->options[i];
+        const void *field = (const char *)values + option->offset;
+        if (option->kind == OT_OPTION_GROUP || in_list(without, option->name))
+            continue;
+        if (option->kind == OT_OPTION_TEXT || option->kind == OT_OPTION_AUTO)
+            OT_TRY(check_text(option, *(const char *const *)field));
+        for (size_t l = 0; option->kind == OT_OPTION_LIST && l < ((const ot_option_list *)field)->count; l++)
+            OT_TRY(check_text(option, ((const ot_option_list *)field)->items[l]));
+    }
+    return OT_OK;
+}
+
 ot_status ot_config_print(const ot_option_table *table, const char *without, const void *values, FILE *out)
 {
     yaml_emitter_t emitter;
+    OT_TRY(ot_config_check(table, without, values));
     if (!yaml_emitter_initialize(&emitter))
         return ot_fail(OT_ERR_INTERNAL, "out of memory for the configuration");
     yaml_emitter_set_output_file(&emitter, out);

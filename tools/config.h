@@ -22,6 +22,10 @@ ot_status ot_config_apply(const ot_config *config, const ot_option_table *table,
 /* The text that the file gives the option, or NULL: none, or a list. */
 const char *ot_config_peek(const ot_config *config, const ot_option_table *table, const char *name);
 
+/* OT_ERR_USAGE where a value that would be written is a text that is no UTF-8. */
+ot_status ot_config_check(const ot_option_table *table, const char *without,
+                          const void *values) OT_MUST_CHECK;
+
 /* Writes all values but those of `without`, so that ot_config_open reads the same ones back. Options without a value are left
  * out. */
 ot_status ot_config_print(const ot_option_table *table, const char *without, const void *values,

@@ -32,6 +32,11 @@ ot_status ot_evaluate(ot_trainer *trainer, const ot_training *training, const ot
     if (out->tokens == 0)
         return ot_fail(OT_ERR_DATA, "evaluation: no token of the data is trained, so there is no loss");
     out->loss = sum / (double)out->tokens;
+    if (!isfinite(out->loss))
+        return ot_fail(OT_ERR_NUMERIC,
+                       "evaluation: the loss is %g; the model's weights, or its activations in %s, are not "
+                       "finite",
+                       out->loss, ot_dtype_name(training->dtype));
     out->perplexity = exp(out->loss);
     out->seconds = ot_seconds(ot_clock_ns() - start);
     return OT_OK;

@@ -12,7 +12,7 @@ typedef struct ot_evaluation {
 } ot_evaluation;
 
 /* Every window once, a step's sequences at a time. Changes nothing but the trainer's data. A stop signal ends it: ot_stop_check's
- * status. OT_ERR_DATA where no token is trained. */
+ * status. OT_ERR_DATA where no token is trained, OT_ERR_NUMERIC where the loss is not finite. */
 ot_status ot_evaluate(ot_trainer *trainer, const ot_training *training, const ot_dataset *dataset,
                       ot_evaluation *out) OT_MUST_CHECK;
 

@@ -177,6 +177,15 @@ static ot_status reopen(const ot_export *e, const char *folder)
     return status;
 }
 
+static ot_status copy_companions(const ot_export *e, const char *folder)
+{
+    ot_companions *companions;
+    OT_TRY(ot_companions_open(e->directory, &companions));
+    ot_status status = ot_companions_copy(companions, folder);
+    ot_companions_close(companions);
+    return status;
+}
+
 static ot_status check_companions(const ot_export *e, const char *folder)
 {
     for (size_t i = 0; ot_companion_name(i) != NULL; i++) {
@@ -199,7 +208,7 @@ static ot_status fill_folder(const ot_export *e, const char *folder)
     char path[PATH_MAX];
     OT_TRY(ot_path_format(path, "%s/config.json", folder));
     OT_TRY(ot_hf_config_write(e->config, e->dtype, path));
-    OT_TRY(ot_companions_copy(e->directory, folder));
+    OT_TRY(copy_companions(e, folder));
     OT_TRY(write_weights(e, folder));
     OT_TRY(reopen(e, folder));
     return check_companions(e, folder);
@@ -226,7 +235,8 @@ static ot_status export_hf(const ot_export *e)
                        e->output);
     OT_TRY(ot_path_format(folder, "%s.tmp", e->output));
     if (mkdir(folder, 0777) != 0)
-        return ot_fail(OT_ERR_IO, "cannot make %s: %s", folder, strerror(errno));
+        return ot_fail(OT_ERR_IO, "cannot make %s: %s%s", folder, strerror(errno),
+                       errno == EEXIST ? "; an export that was killed has left it: remove it" : "");
     ot_status status = fill_folder(e, folder);
     if (status == OT_OK)
         status = ot_file_rename(folder, e->output);

@@ -3,12 +3,15 @@
 #include "tools/generate.h"
 
 #include <inttypes.h>
+#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "io/log.h"
 #include "io/stop.h"
+#include "io/utf8.h"
 #include "kernels/random.h"
 #include "tools/command.h"
 #include "tools/job.h"
@@ -57,6 +60,16 @@ int32_t ot_choose_token(const float *logits, size_t V, double temperature, doubl
     return order[count - 1];
 }
 
+static ot_status check_logits(const float *logits, size_t V)
+{
+    for (size_t v = 0; v < V; v++)
+        if (!isfinite(logits[v]))
+            return ot_fail(OT_ERR_NUMERIC,
+                           "generation: logit %zu is %g; the model's weights or activations are not finite",
+                           v, (double)logits[v]);
+    return OT_OK;
+}
+
 /* ---- a text ---- */
 
 ot_status ot_generation_prompt(const ot_generation *generation, const ot_tokenizer *tokenizer, ot_ids *out)
@@ -66,9 +79,30 @@ ot_status ot_generation_prompt(const ot_generation *generation, const ot_tokeniz
     if (info.bos >= 0 && info.add_bos)
         OT_TRY(ot_ids_add(out, info.bos));
     OT_TRY(ot_tokenizer_encode(tokenizer, generation->prompt, strlen(generation->prompt), 1, out));
+    if (out->count == 0 && info.bos >= 0)
+        return ot_ids_add(out, info.bos);
     if (out->count == 0)
         return ot_fail(OT_ERR_USAGE, "--prompt: an empty text, and the model has no token to begin with");
     return OT_OK;
+}
+
+ot_status ot_generated_text(const ot_tokenizer *tokenizer, const ot_ids *ids, char **text, size_t *bytes)
+{
+    char *raw;
+    size_t raw_bytes;
+    OT_TRY(ot_tokenizer_decode(tokenizer, ids->ids, ids->count, 0, &raw, &raw_bytes));
+    for (size_t i = 0; i < raw_bytes; i++) /* NUL: no end of a text, and not every reader of JSON takes it */
+        if (raw[i] == '\0')
+            raw[i] = (char)0xFF;
+    char *clean = malloc(3 * raw_bytes + 1);
+    if (clean != NULL) {
+        *bytes = ot_utf8_repair(raw, raw_bytes, clean);
+        clean[*bytes] = '\0';
+    }
+    free(raw);
+    *text = clean;
+    return clean != NULL ? OT_OK
+                         : ot_fail(OT_ERR_INTERNAL, "out of memory for a text of %zu bytes", raw_bytes);
 }
 
 /* The text as the only document of the first sequence; what lies behind it is not looked at. */
@@ -120,11 +154,16 @@ static ot_status generate(ot_trainer *trainer, const ot_training *training, cons
                           int32_t eos, const ot_generation *g, ot_ids *ids, float *logits, int32_t *order)
 {
     size_t V = training->model->config.V, shown = 0;
+    ot_tokenizer_info info;
+    ot_tokenizer_query(tokenizer, &info);
+    if (V > info.V) /* rows that pad the embedding and stand for no token */
+        V = info.V;
     for (size_t made = 0; made < g->max_tokens && ids->count < training->T; made++) {
         uint32_t words[4];
         OT_TRY(ot_stop_check());
         fill_data(training, ids, ot_trainer_data(trainer));
         OT_TRY(ot_trainer_logits(trainer, 0, ids->count - 1, logits));
+        OT_TRY(check_logits(logits, V));
         ot_philox(g->seed, made, 0, words);
         int32_t id = ot_choose_token(logits, V, g->temperature, g->top_p, words[0] * 0x1p-32, order);
         if (id == eos)
@@ -158,8 +197,24 @@ static void print_piece(void *context, const char *text, size_t bytes)
     fflush(stdout);
 }
 
+static ot_status print_json(const ot_job *job, size_t prompt_tokens, const ot_ids *ids)
+{
+    char *text;
+    size_t bytes = 0;
+    OT_TRY(ot_generated_text(job->data.tokenizer, ids, &text, &bytes));
+    json_t *object =
+        json_pack("{s:s, s:I, s:I, s:s%}", "event", "sample", "prompt_tokens", (json_int_t)prompt_tokens,
+                  "tokens", (json_int_t)(ids->count - prompt_tokens), "text", text, bytes);
+    int failed = object == NULL || json_dumpf(object, stdout, JSON_COMPACT) != 0;
+    putchar('\n');
+    json_decref(object);
+    free(text);
+    return failed ? ot_fail(OT_ERR_IO, "cannot write to stdout") : OT_OK;
+}
+
 static ot_status generate_text(ot_job *job, const ot_generation *generation, ot_ids *ids)
 {
+    size_t prompt_tokens = ids->count;
     ot_trainer *trainer;
     OT_TRY(ot_job_open_source(job));
     ot_job_release_device(job);
@@ -167,16 +222,36 @@ static ot_status generate_text(ot_job *job, const ot_generation *generation, ot_
     ot_status status =
         ot_generate(trainer, &job->training, job->data.tokenizer, job->model->config.eos, generation, ids);
     ot_trainer_close(trainer);
+    if (status == OT_OK && job->flags->json)
+        return print_json(job, prompt_tokens, ids);
     if (status == OT_OK)
         putchar('\n');
     return status;
 }
 
-/* The job is for one sequence, as long as the text can become. */
+/* As long as the text can become. */
+static ot_status choose_length(ot_train_flags *flags, size_t prompt, size_t more)
+{
+    ot_hf_config *file;
+    ot_model_config config;
+    OT_TRY(ot_job_find_model(flags->model, &file, &config));
+    ot_hf_config_close(file);
+    if (prompt >= config.positions)
+        return ot_fail(OT_ERR_USAGE, "--prompt: %zu tokens; %s has %zu positions, so nothing can follow",
+                       prompt, flags->model, config.positions);
+    if (more > config.positions - prompt) {
+        more = config.positions - prompt;
+        ot_log(OT_LOG_INFO, "%zu tokens at most: %s has %zu positions", more, flags->model, config.positions);
+    }
+    flags->seq_len = (int64_t)(prompt + more);
+    return OT_OK;
+}
+
+/* The job is for one sequence. */
 static ot_status run_sized(ot_train_flags *flags, const ot_generation *generation, ot_ids *ids)
 {
     ot_job job;
-    flags->seq_len = (int64_t)(ids->count + generation->max_tokens);
+    OT_TRY(choose_length(flags, ids->count, generation->max_tokens));
     flags->batch_size = flags->global_batch_size = 1;
     ot_status status = ot_job_open_fitting(flags, &job);
     if (status == OT_OK)
@@ -196,7 +271,7 @@ static ot_status run_generate(const ot_train_flags *flags, int argc, char **argv
         .temperature = flags->temperature,
         .top_p = flags->top_p,
         .seed = (uint64_t)flags->seed,
-        .piece = print_piece,
+        .piece = flags->json ? NULL : print_piece,
     };
     ot_tokenizer *tokenizer;
     ot_ids ids = {0};

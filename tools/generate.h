@@ -16,7 +16,8 @@ typedef struct ot_generation {
     void *context;
 } ot_generation;
 
-/* Ids of the prompt, with BOS where the model's texts begin with it. OT_ERR_USAGE for an empty prompt of a model without BOS. */
+/* Ids of the prompt, with BOS where the model's texts begin with it or the prompt is empty. OT_ERR_USAGE for an empty prompt of a
+ * model without BOS. */
 ot_status ot_generation_prompt(const ot_generation *generation, const ot_tokenizer *tokenizer,
                                ot_ids *out) OT_MUST_CHECK;
 
@@ -24,6 +25,11 @@ ot_status ot_generation_prompt(const ot_generation *generation, const ot_tokeniz
  * trainer's data, changes nothing else. `eos`: -1: none. */
 ot_status ot_generate(ot_trainer *trainer, const ot_training *training, const ot_tokenizer *tokenizer,
                       int32_t eos, const ot_generation *generation, ot_ids *ids) OT_MUST_CHECK;
+
+/* The text of ids as UTF-8, with U+FFFD for what is none and for NUL, as they come where a model's tokens are bytes. `*text` ends with a NUL; the caller
+ * frees it. */
+ot_status ot_generated_text(const ot_tokenizer *tokenizer, const ot_ids *ids, char **text,
+                            size_t *bytes) OT_MUST_CHECK;
 
 /* The token that the logits [V] give; `uniform` in [0,1) decides where temperature > 0. `order` is room for V indices. */
 int32_t ot_choose_token(const float *logits, size_t V, double temperature, double top_p, double uniform,

@@ -12,6 +12,16 @@
 
 /* ---- model and formats ---- */
 
+ot_status ot_job_find_model(const char *model, ot_hf_config **config, ot_model_config *out)
+{
+    *config = NULL;
+    if (!ot_path_is_folder(model))
+        return ot_model_preset(model, out);
+    OT_TRY(ot_hf_config_open(model, config));
+    *out = *ot_hf_config_model(*config);
+    return OT_OK;
+}
+
 static ot_status open_model(ot_job *job)
 {
     const ot_train_flags *flags = job->flags;
@@ -19,12 +29,9 @@ static ot_status open_model(ot_job *job)
     if (flags->model == NULL)
         return ot_fail(OT_ERR_USAGE,
                        "--model is missing; for example --model tiny, or --model 7b --gpu-mem 24G");
-    if (ot_path_is_folder(flags->model)) {
-        OT_TRY(ot_hf_config_open(flags->model, &job->config));
-        config = *ot_hf_config_model(job->config);
+    OT_TRY(ot_job_find_model(flags->model, &job->config, &config));
+    if (job->config != NULL)
         job->model_directory = flags->model;
-    } else
-        OT_TRY(ot_model_preset(flags->model, &config));
     OT_TRY(ot_model_open(&config, &job->model));
     if ((uint64_t)flags->seq_len > config.positions)
         return ot_fail(OT_ERR_USAGE, "--seq-len: %" PRId64 " tokens; %s has %zu positions", flags->seq_len,

@@ -55,6 +55,9 @@ ot_status ot_job_open(const ot_train_flags *flags, ot_job *job) OT_MUST_CHECK;
 ot_status ot_job_open_fitting(const ot_train_flags *flags, ot_job *job) OT_MUST_CHECK;
 void ot_job_close(ot_job *job);
 
+/* The model that --model means: a folder's config.json, or with `*config` NULL a preset. */
+ot_status ot_job_find_model(const char *model, ot_hf_config **config, ot_model_config *out) OT_MUST_CHECK;
+
 /* Opens and checks the files with the model's weights, for the trainer to fill from. */
 ot_status ot_job_open_source(ot_job *job) OT_MUST_CHECK;
 

@@ -8,8 +8,8 @@
 
 void ot_metrics_init(ot_metrics *metrics, const ot_job *job, ot_run_state *state)
 {
-    *metrics = (ot_metrics){
-        .job = job, .state = state, .earlier_s = state->seconds, .start_ns = ot_clock_ns(), .loss = NAN};
+    *metrics =
+        (ot_metrics){.job = job, .state = state, .earlier_s = state->seconds, .start_ns = ot_clock_ns()};
 }
 
 void ot_metrics_pause(ot_metrics *metrics, ot_pause pause, double seconds)
@@ -70,7 +70,7 @@ static void add_lanes(ot_metrics *metrics, const ot_trainer *trainer, const ot_s
 static void add_result(ot_metrics *metrics, const ot_step_result *result, ot_row *row)
 {
     metrics->state->skipped += (uint64_t)(result->skipped != 0);
-    metrics->loss = result->loss;
+    metrics->state->loss = result->loss;
     metrics->list_s += result->seconds;
     row->loss = result->loss;
     row->grad_norm = result->grad_norm;

@@ -31,7 +31,6 @@ typedef struct ot_metrics {
     int64_t start_ns;
     uint64_t steps;                 /* of this session */
     double window[OT_WINDOW_STEPS]; /* seconds of its last steps */
-    double loss;                    /* of the last step */
     uint64_t every[OT_PAUSES];      /* steps from one pause to the next; 0: none */
     double pause_s[OT_PAUSES];      /* how long the last one took */
 

@@ -16,6 +16,7 @@
 #include "tools/chart.h"
 #include "tools/command.h"
 #include "tools/option.h"
+#include "tools/rundir.h"
 
 /* ---- metrics.jsonl as columns ---- */
 
@@ -202,6 +203,14 @@ static const char *size_text(double bytes, char out[OT_SIZE_TEXT_BYTES])
     return ot_format_size((uint64_t)bytes, out);
 }
 
+static const char *seconds_text(double seconds, char out[32])
+{
+    if (!isfinite(seconds))
+        return "–";
+    snprintf(out, 32, "%.4g s", seconds);
+    return out;
+}
+
 static void print_pair(const char *name, const char *measured, const char *planned, FILE *out)
 {
     fprintf(out, "<tr><td>%s</td><td>%s</td><td>%s</td></tr>\n", name, measured, planned);
@@ -225,9 +234,8 @@ static void print_plan_table(const rows *r, const json_t *plan, FILE *out)
     char measured[32], planned[32];
     size_t steps = steps_of(r);
     fputs("<h2>Plan and measurement</h2>\n<table><tr><th></th><th>measured</th><th>planned</th></tr>\n", out);
-    snprintf(measured, sizeof measured, "%.4g s", steps > 0 ? sum(r, F_step_s) / (double)steps : NAN);
-    snprintf(planned, sizeof planned, "%.4g s", number_at(plan, "step", "predicted_s", NULL));
-    print_pair("time of a step", measured, planned, out);
+    print_pair("time of a step", seconds_text(steps > 0 ? sum(r, F_step_s) / (double)steps : NAN, measured),
+               seconds_text(number_at(plan, "step", "predicted_s", NULL), planned), out);
     print_bytes("device memory, peak", last(r, F_device_peak_bytes),
                 number_at(plan, "tiers", "device", "peak"), out);
     print_bytes("host memory, peak", last(r, F_host_peak_bytes), number_at(plan, "tiers", "host", "peak"),
@@ -291,9 +299,27 @@ static void print_command(const char *folder, FILE *out)
     fclose(file);
 }
 
+/* Part of a command, with paths as a shell wants them. */
+static void print_words(const char *before, const char *path, const char *between, const char *other,
+                        FILE *out)
+{
+    char *text = NULL;
+    size_t bytes;
+    FILE *memory = open_memstream(&text, &bytes);
+    if (memory != NULL) {
+        fputs(before, memory);
+        ot_print_argument(path, memory);
+        fputs(between, memory);
+        ot_print_argument(other, memory);
+        fclose(memory);
+        ot_html_text(text, out);
+    }
+    free(text);
+}
+
 static void print_next(const char *folder, FILE *out)
 {
-    char latest[PATH_MAX + 16], full[PATH_MAX];
+    char latest[PATH_MAX + 16], full[PATH_MAX], config[PATH_MAX + 16];
     snprintf(latest, sizeof latest, "%s/latest", folder);
     if (realpath(latest, full) == NULL) {
         fputs("<p>No checkpoint has been written.</p>\n", out);
@@ -303,16 +329,12 @@ static void print_next(const char *folder, FILE *out)
     char run_full[PATH_MAX];
     if (realpath(folder, run_full) != NULL)
         run = run_full;
+    snprintf(config, sizeof config, "%s/config.yaml", run);
     fputs("<h2>Going on</h2>\n<pre>", out);
-    fprintf(out, "offtrain -c ");
-    ot_html_text(run, out);
-    fputs("/config.yaml --resume ", out);
-    ot_html_text(run, out);
-    fputs("\nofftrain export ", out);
-    ot_html_text(full, out);
-    fputs(" --to hf -o DIR\nofftrain export ", out);
-    ot_html_text(full, out);
-    fputs(" --to gguf -o FILE</pre>\n", out);
+    print_words("offtrain -c ", config, " --resume ", run, out);
+    print_words("\nofftrain export ", full, " --to hf -o ", "DIR", out);
+    print_words("\nofftrain export ", full, " --to gguf -o ", "FILE", out);
+    fputs("</pre>\n", out);
 }
 
 /* ---- the page ---- */
@@ -326,9 +348,13 @@ static void print_head(const rows *r, const char *folder, const json_t *plan, FI
     fprintf(out, "</title><style>%s</style></head><body>\n<h1>", ot_html_style);
     ot_html_text(name != NULL ? name : "offtrain", out);
     fputs("</h1>\n<p>", out);
-    fprintf(out, "%.0f steps, loss %.4f, %.4g tokens (%.4g trained) in %.4g s", last(r, F_step),
-            last(r, F_loss), last(r, F_tokens), last(r, F_trained_tokens), last(r, F_elapsed_s));
-    fprintf(out, "; %.4g parameters", number_at(model, "params", NULL, NULL));
+    if (steps_of(r) > 0)
+        fprintf(out, "%.0f steps, loss %.4f, %.4g tokens (%.4g trained) in %.4g s", last(r, F_step),
+                last(r, F_loss), last(r, F_tokens), last(r, F_trained_tokens), last(r, F_elapsed_s));
+    else
+        fputs("no step has been made", out);
+    if (isfinite(number_at(model, "params", NULL, NULL)))
+        fprintf(out, "; %.4g parameters", number_at(model, "params", NULL, NULL));
     const char *bottleneck = json_string_value(json_object_get(json_object_get(plan, "step"), "bottleneck"));
     if (bottleneck != NULL)
         fprintf(out, "; planned bottleneck: %s", bottleneck);

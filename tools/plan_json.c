@@ -1,5 +1,8 @@
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 
+#include "io/text.h"
 #include "tools/json.h"
 #include "tools/plan_report.h"
 
@@ -29,8 +32,10 @@ uint64_t ot_phase_bytes(const ot_plan *plan, ot_list_kind kind, ot_tier tier)
 static json_t *model_json(const ot_job *job)
 {
     const ot_model_config *c = &job->model->config;
+    char name[PATH_MAX];
+    snprintf(name, sizeof name, "%s", job->flags->model);
     return json_pack("{s:o, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b}", "params",
-                     ot_json_count(job->model->params), "name", job->flags->model, "architecture",
+                     ot_json_count(job->model->params), "name", ot_clean_utf8(name), "architecture",
                      c->architecture, "layers", ot_json_count(c->L), "hidden", ot_json_count(c->C), "heads",
                      ot_json_count(c->NH), "kv_heads", ot_json_count(c->NKV), "head_dim",
                      ot_json_count(c->HD), "feed_forward", ot_json_count(c->F), "vocabulary",

@@ -44,6 +44,12 @@ ot_status ot_run_show_report(ot_run *run) OT_MUST_CHECK;
 /* The last line. */
 ot_status ot_run_show_done(ot_run *run, uint64_t hash) OT_MUST_CHECK;
 
+/* Before the first step: OT_ERR_USAGE where nothing can be sampled after --sample-prompt. */
+ot_status ot_run_check_prompt(const ot_run *run) OT_MUST_CHECK;
+
+/* What was due where the run goes on and is not in metrics.jsonl: it was stopped in the middle of it. */
+ot_status ot_run_make_up(ot_run *run) OT_MUST_CHECK;
+
 /* When there are pauses. */
 void ot_run_plan_pauses(ot_run *run);
 

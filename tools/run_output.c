@@ -101,12 +101,12 @@ ot_status ot_run_show_done(ot_run *r, uint64_t hash)
     char line[256], text[32];
     snprintf(text, sizeof text, "xxh3:%016" PRIx64, hash);
     snprintf(line, sizeof line, "done steps=%" PRIu64 " loss=%.6f tokens=%" PRIu64 " seconds=%.3f params=%s",
-             state->step, r->metrics.loss, state->tokens, seconds, text);
+             state->step, state->loss, state->tokens, seconds, text);
     ot_rundir_log(line);
     if (!r->flags.json)
         printf("%s\n", line);
     return ot_run_emit(r, "done",
                        json_pack("{s:I, s:o, s:I, s:f, s:s}", "steps", (json_int_t)state->step, "loss",
-                                 ot_json_real(r->metrics.loss), "tokens", (json_int_t)state->tokens,
-                                 "seconds", seconds, "params", text));
+                                 ot_json_real(state->loss), "tokens", (json_int_t)state->tokens, "seconds",
+                                 seconds, "params", text));
 }

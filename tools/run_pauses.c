@@ -61,7 +61,7 @@ static ot_status generate(ot_run *r, const ot_generation *generation, ot_ids *id
     const ot_tokenizer *tokenizer = r->job.data.tokenizer;
     OT_TRY(ot_generation_prompt(generation, tokenizer, ids));
     OT_TRY(ot_generate(r->trainer, &r->job.training, tokenizer, r->job.model->config.eos, generation, ids));
-    OT_TRY(ot_tokenizer_decode(tokenizer, ids->ids, ids->count, 0, &text, &bytes));
+    OT_TRY(ot_generated_text(tokenizer, ids, &text, &bytes));
     ot_run_say(r, "sample %" PRIu64 "  %s", step, text);
     json_t *row = json_pack("{s:I, s:s%}", "step", (json_int_t)step, "sample", text, bytes);
     free(text);
@@ -71,15 +71,20 @@ static ot_status generate(ot_run *r, const ot_generation *generation, ot_ids *id
     return ot_run_emit(r, "sample", row);
 }
 
-static ot_status sample(ot_run *r)
+static ot_generation generation_of(const ot_run *r)
 {
-    const ot_generation generation = {
+    return (ot_generation){
         .prompt = r->flags.sample_prompt,
         .max_tokens = (size_t)r->flags.max_tokens,
         .temperature = r->flags.temperature,
         .top_p = r->flags.top_p,
         .seed = (uint64_t)r->flags.seed,
     };
+}
+
+static ot_status sample(ot_run *r)
+{
+    const ot_generation generation = generation_of(r);
     ot_ids ids = {0};
     int64_t start = ot_clock_ns();
     ot_progress_clear(&r->progress);
@@ -89,12 +94,28 @@ static ot_status sample(ot_run *r)
     return status;
 }
 
+ot_status ot_run_check_prompt(const ot_run *r)
+{
+    ot_ids ids = {0};
+    const ot_generation generation = generation_of(r);
+    size_t T = r->job.training.T;
+    if (generation.prompt == NULL)
+        return OT_OK;
+    ot_status status = ot_generation_prompt(&generation, r->job.data.tokenizer, &ids);
+    if (status == OT_OK && ids.count >= T)
+        status = ot_fail(OT_ERR_USAGE,
+                         "--sample-prompt: %zu tokens; nothing can follow in a sequence of --seq-len %zu",
+                         ids.count, T);
+    ot_ids_free(&ids);
+    return status;
+}
+
 /* ---- when ---- */
 
 static int is_due(const ot_run *r, ot_pause pause)
 {
     uint64_t every = r->metrics.every[pause], step = r->session.state.step;
-    return every > 0 && step % every == 0 && step < r->job.total_steps;
+    return every > 0 && step > 0 && step % every == 0 && step < r->job.total_steps;
 }
 
 ot_status ot_run_pause(ot_run *r)
@@ -105,6 +126,17 @@ ot_status ot_run_pause(ot_run *r)
         OT_TRY(sample(r));
     if (is_due(r, OT_PAUSE_SAVE))
         OT_TRY(save(r));
+    return OT_OK;
+}
+
+ot_status ot_run_make_up(ot_run *r)
+{
+    if (*r->session.folder == '\0')
+        return OT_OK;
+    if (is_due(r, OT_PAUSE_EVAL) && !r->dir.evaluated)
+        OT_TRY(evaluate(r));
+    if (is_due(r, OT_PAUSE_SAMPLE) && !r->dir.sampled)
+        OT_TRY(sample(r));
     return OT_OK;
 }
 

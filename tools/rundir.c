@@ -48,17 +48,20 @@ static ot_status too_long(const char *path)
     return ot_fail(OT_ERR_USAGE, "--output-dir: %.80s…: too long a path", path);
 }
 
-/* The last part of a path. */
-static const char *base_name(const char *path)
+/* The model's name, that of its folder however that is written: "..", "model/". */
+static const char *model_name(const char *model, char full[PATH_MAX])
 {
-    const char *slash = strrchr(path, '/');
-    return slash != NULL && slash[1] != '\0' ? slash + 1 : path;
+    if (realpath(model, full) == NULL)
+        return model; /* a preset */
+    const char *slash = strrchr(full, '/');
+    return slash[1] != '\0' ? slash + 1 : "model";
 }
 
 /* MODEL-YYYYMMDD-HHMMSS, with a number behind where that is taken. */
 static ot_status make_named_by_time(const ot_train_flags *flags, char path[PATH_MAX])
 {
-    char stamp[32];
+    char stamp[32], full[PATH_MAX];
+    const char *model = model_name(flags->model, full);
     time_t now = time(NULL);
     struct tm local;
     localtime_r(&now, &local);
@@ -67,8 +70,7 @@ static ot_status make_named_by_time(const ot_train_flags *flags, char path[PATH_
         char suffix[16] = "";
         if (number > 1)
             snprintf(suffix, sizeof suffix, "-%d", number);
-        if (snprintf(path, PATH_MAX, "%s/%s-%s%s", flags->output_dir, base_name(flags->model), stamp,
-                     suffix) >= PATH_MAX - 64)
+        if (snprintf(path, PATH_MAX, "%s/%s-%s%s", flags->output_dir, model, stamp, suffix) >= PATH_MAX - 64)
             return too_long(flags->output_dir);
         if (mkdir(path, 0777) == 0)
             return OT_OK;
@@ -111,8 +113,7 @@ static ot_status close_file(const ot_rundir *dir, const char *name, FILE *file)
     return OT_OK;
 }
 
-/* As a shell would have to be told. */
-static void print_argument(const char *argument, FILE *out)
+void ot_print_argument(const char *argument, FILE *out)
 {
     int plain = *argument != '\0';
     for (const char *c = argument; *c != '\0'; c++)
@@ -137,18 +138,17 @@ static ot_status write_command(const ot_rundir *dir, int argc, char **argv)
     fputs("offtrain train", file);
     for (int i = 0; i < argc; i++) {
         fputc(' ', file);
-        print_argument(argv[i], file);
+        ot_print_argument(argv[i], file);
     }
     fputc('\n', file);
     return close_file(dir, "command.txt", file);
 }
 
-static ot_status write_config(const ot_rundir *dir, const ot_train_flags *flags)
+static ot_status write_config(const ot_rundir *dir, const ot_option_table *table, const ot_train_flags *flags)
 {
-    const ot_option_table table = ot_train_table("offtrain train", "");
     FILE *file;
     OT_TRY(open_file(dir, "config.yaml", "we", &file));
-    ot_status status = ot_config_print(&table, OT_TRAIN_NOT_IN_CONFIG, flags, file);
+    ot_status status = ot_config_print(table, OT_TRAIN_NOT_IN_CONFIG, flags, file);
     ot_status closed = close_file(dir, "config.yaml", file);
     return status != OT_OK ? status : closed;
 }
@@ -165,47 +165,77 @@ static ot_status lock_metrics(const ot_rundir *dir)
     return OT_OK;
 }
 
-/* The length of the rows up to step `step`. A row that was cut off, or that is none, ends them. */
-static long rows_until(FILE *file, uint64_t step)
+/* Whether a row stays: of what comes behind the last step of a run that had ended nothing does, it comes again. */
+static int is_kept(const json_t *row, uint64_t step, int ended)
+{
+    const json_t *number = json_object_get(row, "step");
+    if (!json_is_integer(number) || (uint64_t)json_integer_value(number) > step)
+        return 0;
+    return !ended || (uint64_t)json_integer_value(number) < step || json_object_get(row, "loss") != NULL;
+}
+
+/* The length of the rows from the file's start that stay; copies into `later` those that stay behind the first that does not. A row that
+ * was cut off, or that is none, does not. */
+static long read_rows(ot_rundir *dir, uint64_t step, int ended, FILE *later)
 {
     char *line = NULL;
     size_t capacity = 0;
     long end = 0;
-    rewind(file);
-    for (ssize_t length; (length = getline(&line, &capacity, file)) > 0 && line[length - 1] == '\n';) {
-        json_t *row = json_loads(line, 0, NULL);
-        const json_t *number = json_object_get(row, "step");
-        int within = json_is_integer(number) && (uint64_t)json_integer_value(number) <= step;
+    int dropped = 0;
+    rewind(dir->metrics);
+    for (ssize_t length; (length = getline(&line, &capacity, dir->metrics)) > 0;) {
+        json_t *row = line[length - 1] == '\n' ? json_loads(line, 0, NULL) : NULL;
+        int kept = is_kept(row, step, ended);
+        if (kept && (uint64_t)json_integer_value(json_object_get(row, "step")) == step) {
+            dir->evaluated |= json_object_get(row, "eval_loss") != NULL;
+            dir->sampled |= json_object_get(row, "sample") != NULL;
+        }
         json_decref(row);
-        if (!within)
-            break;
-        end = ftell(file);
+        dropped |= !kept;
+        if (kept && dropped)
+            fwrite(line, 1, (size_t)length, later);
+        else if (kept)
+            end = ftell(dir->metrics);
     }
     free(line);
     return end;
 }
 
-static ot_status open_metrics(ot_rundir *dir, uint64_t step)
+static ot_status open_metrics(ot_rundir *dir, uint64_t step, int ended)
 {
+    char *text = NULL;
+    size_t bytes = 0;
     OT_TRY(open_file(dir, "metrics.jsonl", "a+e", &dir->metrics));
     OT_TRY(lock_metrics(dir));
-    if (ftruncate(fileno(dir->metrics), rows_until(dir->metrics, step)) != 0)
-        return ot_fail(OT_ERR_IO, "%s/metrics.jsonl: %s", dir->path, strerror(errno));
-    return OT_OK;
+    FILE *later = open_memstream(&text, &bytes);
+    if (later == NULL)
+        return ot_fail(OT_ERR_INTERNAL, "out of memory for metrics.jsonl");
+    long end = read_rows(dir, step, ended, later);
+    int failed = fclose(later) != 0 || ftruncate(fileno(dir->metrics), end) != 0 ||
+                 fwrite(text, 1, bytes, dir->metrics) != bytes || fflush(dir->metrics) != 0;
+    free(text);
+    return failed ? ot_fail(OT_ERR_IO, "%s/metrics.jsonl: %s", dir->path, strerror(errno)) : OT_OK;
 }
 
 ot_status ot_rundir_open(const ot_train_flags *flags, int argc, char **argv, const char *folder,
-                         uint64_t step, ot_rundir *out)
+                         uint64_t step, int ended, ot_rundir *out)
 {
+    const ot_option_table table = ot_train_table("offtrain train", "");
+    ot_train_flags given = *flags;
+    if (flags->model_is_resumed)
+        given.model = NULL;
+    given.run_name =
+        NULL; /* config.yaml is for going on with --resume, from any folder, and for other runs */
     *out = (ot_rundir){.metrics = NULL};
+    OT_TRY(ot_config_check(&table, OT_TRAIN_NOT_IN_CONFIG, &given));
     if (*folder != '\0')
         snprintf(out->path, sizeof out->path, "%s", folder);
     else
         OT_TRY(make_folder(flags, out->path));
     out->directory = out->path;
-    OT_TRY(open_metrics(out, step));
+    OT_TRY(open_metrics(out, step, ended));
     OT_TRY(write_command(out, argc, argv));
-    OT_TRY(write_config(out, flags));
+    OT_TRY(write_config(out, &table, &given));
     return open_file(out, "train.log", "ae", &log_file);
 }
 

@@ -11,17 +11,22 @@
 typedef struct ot_rundir {
     char path[PATH_MAX];
     FILE *metrics;
-    const char *directory; /* = path, for lists of folders */
+    const char *directory;  /* = path, for lists of folders */
+    int evaluated, sampled; /* behind the step that the run goes on from */
 } ot_rundir;
+
+/* As a shell would have to be told. */
+void ot_print_argument(const char *argument, FILE *out);
 
 /* Removes the swap files of runs in the folder whose processes have died: each would keep its room for good. */
 void ot_rundir_sweep(const char *output_dir);
 
 /* Makes the folder, writes config.yaml and command.txt, and from now on adds what is logged to train.log. OT_ERR_USAGE where a
  * run of the given name is there already. With `folder` != "" that run goes on after `step` steps: metrics.jsonl loses the
- * rows beyond, and command.txt and train.log are added to. OT_ERR_USAGE where another process is at work in it. */
+ * rows beyond, and command.txt and train.log are added to; where it had `ended` then, evaluation and sample of the last step
+ * come again. OT_ERR_USAGE where another process is at work in it. */
 ot_status ot_rundir_open(const ot_train_flags *flags, int argc, char **argv, const char *folder,
-                         uint64_t step, ot_rundir *out) OT_MUST_CHECK;
+                         uint64_t step, int ended, ot_rundir *out) OT_MUST_CHECK;
 
 /* What has not been opened may be closed. OT_ERR_IO where something could not be written. */
 ot_status ot_rundir_close(ot_rundir *dir) OT_MUST_CHECK;

@@ -41,6 +41,16 @@ static ot_status find_named(const ot_train_flags *flags, ot_session *session)
     return ot_checkpoint_newest(folder, session->checkpoint, &manifest);
 }
 
+/* Under another name it is a run of its own. */
+static int is_own(const ot_train_flags *flags, const char *run)
+{
+    char named[PATH_MAX], full[PATH_MAX];
+    if (flags->run_name == NULL)
+        return 1;
+    return snprintf(named, sizeof named, "%s/%s", flags->output_dir, flags->run_name) < PATH_MAX &&
+           realpath(named, full) != NULL && strcmp(full, run) == 0;
+}
+
 static ot_status find_given(const ot_train_flags *flags, ot_session *session)
 {
     char given[PATH_MAX], path[PATH_MAX];
@@ -57,18 +67,26 @@ static ot_status find_given(const ot_train_flags *flags, ot_session *session)
         if (*session->checkpoint == '\0')
             return ot_fail(OT_ERR_FORMAT, "--resume: %s holds no checkpoint", flags->resume);
     }
-    /* Under another name it is a run of its own. */
-    if (flags->run_name == NULL)
+    if (is_own(flags, path))
         strcpy(session->folder, path);
     return OT_OK;
 }
 
-/* The split of a step into micro-batches decides the rounding, so it is not left to the plan again. */
-static void take_over(const ot_run_state *state, ot_train_flags *flags)
+/* The split of a step into micro-batches decides the rounding, so it is not left to the plan again, unless the step is another one. */
+static ot_status take_over(const ot_session *session, ot_train_flags *flags)
 {
-    const json_t *batch = json_object_get(state->settings, "batch_size");
-    if (flags->batch_size == OT_AUTO_INT && flags->grad_accum == OT_AUTO_INT && json_is_integer(batch))
-        flags->batch_size = json_integer_value(batch);
+    const json_t *batch = json_object_get(session->state.settings, "batch_size");
+    json_int_t size = json_integer_value(batch);
+    if (flags->batch_size != OT_AUTO_INT || flags->grad_accum != OT_AUTO_INT)
+        return OT_OK;
+    if (!json_is_integer(batch) || size < 1)
+        return ot_fail(
+            OT_ERR_FORMAT,
+            "%s/state/trainer.json: settings.batch_size is no number above 0; the checkpoint is damaged",
+            session->checkpoint);
+    if (flags->global_batch_size % size == 0)
+        flags->batch_size = size;
+    return OT_OK;
 }
 
 ot_status ot_session_open(ot_train_flags *flags, ot_session *out)
@@ -79,8 +97,9 @@ ot_status ot_session_open(ot_train_flags *flags, ot_session *out)
     if (*out->checkpoint == '\0')
         return ot_run_state_init(&out->state);
     OT_TRY(ot_run_state_read(out->checkpoint, &out->state));
-    take_over(&out->state, flags);
-    if (flags->model == NULL)
+    OT_TRY(take_over(out, flags));
+    flags->model_is_resumed = flags->model == NULL;
+    if (flags->model_is_resumed)
         flags->model = out->checkpoint;
     ot_log(OT_LOG_INFO, "going on from %s, after step %" PRIu64, out->checkpoint, out->state.step);
     return OT_OK;
@@ -89,6 +108,7 @@ ot_status ot_session_open(ot_train_flags *flags, ot_session *out)
 void ot_session_close(ot_session *session)
 {
     ot_checkpoint_source_close(session->source);
+    ot_companions_close(session->companions);
     ot_run_state_fini(&session->state);
 }
 
@@ -118,15 +138,30 @@ static json_t *data_settings(const ot_job *job)
                      f->packing, "val_split", f->val_split, "seed", f->seed, "shuffle", f->shuffle);
 }
 
+/* The mathematics of the model; the shapes are those of the tensors. */
+static json_t *model_settings(const ot_model_config *c)
+{
+    const ot_rope_scaling *rope = &c->rope;
+    json_t *out =
+        json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "architecture", c->architecture, "C",
+                  (json_int_t)c->C, "L", (json_int_t)c->L, "NH", (json_int_t)c->NH, "NKV", (json_int_t)c->NKV,
+                  "HD", (json_int_t)c->HD, "F", (json_int_t)c->F, "V", (json_int_t)c->V);
+    json_t *more = json_pack("{s:f, s:I, s:i, s:b, s:b, s:b}", "norm_eps", (double)c->norm_eps, "window",
+                             (json_int_t)c->window, "gelu", (int)c->gelu, "qkv_bias", c->qkv_bias, "qk_norm",
+                             c->qk_norm, "tied", c->tied);
+    json_object_update_new(out, more);
+    json_object_set_new(out, "rope",
+                        json_pack("{s:i, s:f, s:f, s:f, s:f, s:f}", "kind", (int)rope->kind, "theta",
+                                  rope->theta, "factor", rope->factor, "low_freq_factor",
+                                  rope->low_freq_factor, "high_freq_factor", rope->high_freq_factor,
+                                  "original_positions", rope->original_positions));
+    return out;
+}
+
 /* Everything that decides the numbers, by the name of its flag. Where things lie, threads and depths do not. */
 static json_t *settings_of(const ot_job *job)
 {
     const ot_train_flags *f = job->flags;
-    const ot_model_config *c = &job->model->config;
-    json_t *model =
-        json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "architecture", c->architecture, "C",
-                  (json_int_t)c->C, "L", (json_int_t)c->L, "NH", (json_int_t)c->NH, "NKV", (json_int_t)c->NKV,
-                  "HD", (json_int_t)c->HD, "F", (json_int_t)c->F, "V", (json_int_t)c->V);
     json_t *batch = json_pack("{s:I, s:I, s:I, s:I}", "seq_len", f->seq_len, "global_batch_size",
                               (json_int_t)job->sequences, "batch_size", (json_int_t)job->training.B,
                               "total_steps", (json_int_t)job->total_steps);
@@ -140,7 +175,7 @@ static json_t *settings_of(const ot_job *job)
         ot_dtype_name(job->training.state_dtype), "grad_dtype", ot_dtype_name(job->training.grad_dtype),
         "loss_scale", job->training.loss_scale, "nan", f->nan);
     json_t *parts[] = {data_settings(job), batch, optimizer, precision};
-    json_t *all = json_pack("{s:o}", "model", model);
+    json_t *all = json_pack("{s:o}", "model", model_settings(&job->model->config));
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (json_object_update(all, parts[i]) != 0) {
             json_decref(all);
@@ -178,6 +213,8 @@ ot_status ot_session_bind(ot_session *session, ot_job *job)
     json_decref(session->state.settings);
     session->state.settings = settings;
     OT_TRY(status);
+    if (job->model_directory != NULL)
+        OT_TRY(ot_companions_open(job->model_directory, &session->companions));
     if (*session->checkpoint == '\0')
         return ot_job_open_source(job);
     OT_TRY(ot_checkpoint_source_open(session->checkpoint, &job->training, &session->source));
@@ -221,7 +258,8 @@ ot_status ot_session_save(ot_session *session, const ot_job *job, ot_trainer *tr
     const ot_checkpoint_options options = {
         .folder = folder,
         .training = &job->training,
-        .model_directory = job->model_directory,
+        .config = job->config,
+        .companions = session->companions,
         .limit = (uint64_t)job->flags->save_total_limit,
     };
     return ot_checkpoint_save(&options, trainer, &session->state, bytes);

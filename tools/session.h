@@ -12,6 +12,8 @@ typedef struct ot_session {
     char folder[PATH_MAX];     /* of the run that goes on; "": a new one */
     char checkpoint[PATH_MAX]; /* that it goes on from; "": from the start */
     ot_checkpoint_source *source;
+    ot_companions
+        *companions; /* of the model's directory, for the checkpoints to come; NULL: there are none */
 } ot_session;
 
 /* Finds what --resume means, verifies it and reads its state; flags that were left to the plan and decide the numbers become the
@@ -20,7 +22,7 @@ ot_status ot_session_open(ot_train_flags *flags, ot_session *out) OT_MUST_CHECK;
 void ot_session_close(ot_session *session);
 
 /* With a plan: compares the settings with those of the resumed run, and opens the source of its values, which without a
- * checkpoint is the model's directory. The settings become the state's. */
+ * checkpoint is the model's directory. Holds on to the model's other files. The settings become the state's. */
 ot_status ot_session_bind(ot_session *session, ot_job *job) OT_MUST_CHECK;
 
 /* Whether this run writes checkpoints, and after how many steps; 0: at the end alone. */

@@ -57,7 +57,9 @@ static ot_status train(ot_run *r)
     uint64_t hash;
     ot_metrics_init(&r->metrics, &r->job, &r->session.state);
     ot_run_plan_pauses(r);
-    ot_status status = run_steps(r);
+    ot_status status = ot_run_make_up(r);
+    if (status == OT_OK)
+        status = run_steps(r);
     if (status == OT_OK)
         status = ot_run_finish(r);
     if (is_stopped(status)) {
@@ -113,8 +115,10 @@ static ot_status open_run(ot_run *r, int argc, char **argv)
     OT_TRY(ot_job_open_fitting(&r->flags, &r->job));
     OT_TRY(ot_session_bind(&r->session, &r->job));
     OT_TRY(check_writes(r));
+    OT_TRY(ot_run_check_prompt(r));
     r->saved_step = r->session.state.step;
-    OT_TRY(ot_rundir_open(&r->flags, argc, argv, r->session.folder, r->saved_step, &r->dir));
+    OT_TRY(ot_rundir_open(&r->flags, argc, argv, r->session.folder, r->saved_step,
+                          r->saved_step >= r->job.total_steps, &r->dir));
     OT_TRY(ot_session_check_space(&r->job, r->dir.path));
     OT_TRY(ot_checkpoint_sweep(r->dir.path));
     if (r->flags.nvme.count == 0) {

@@ -49,7 +49,8 @@ typedef struct ot_train_flags {
     const char *config;
     int dry_run, print_config;
 
-    int inference; /* no flag: the command evaluates or generates, and trains nothing */
+    int model_is_resumed; /* no flag: the model was not given and is that of the checkpoint, which may go */
+    int inference;        /* no flag: the command evaluates or generates, and trains nothing */
 
     const char *gpu;
     double pcie, nvme_gbs, tbw;

@@ -1,6 +1,7 @@
 /* `offtrain tune`: measures real steps with other values of the knobs that change the time and nothing else, one knob after the
  * other, and says which flags to add. */
 #include <inttypes.h>
+#include <jansson.h>
 #include <stdio.h>
 
 #include "io/stop.h"
@@ -36,6 +37,16 @@ static void set_knob(ot_training *t, size_t which, int64_t value)
         t->io.piece_bytes = (uint64_t)value;
 }
 
+/* One object a line for programs. */
+static ot_status print_json(json_t *object)
+{
+    int failed = object == NULL || json_dumpf(object, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9)) != 0;
+    putchar('\n');
+    fflush(stdout);
+    json_decref(object);
+    return failed ? ot_fail(OT_ERR_IO, "cannot write to stdout") : OT_OK;
+}
+
 static void print_value(size_t which, int64_t value)
 {
     int is_size = value >= 1 << 10;
@@ -63,6 +74,18 @@ static ot_status measure(ot_job *job, const ot_training *training, double *secon
     return status;
 }
 
+static ot_status print_trial(const ot_job *job, size_t which, int64_t value, double seconds, int better)
+{
+    if (job->flags->json)
+        return print_json(json_pack("{s:s, s:s, s:I, s:f, s:b}", "event", "trial", "flag", knobs[which].flag,
+                                    "value", (json_int_t)value, "step_s", seconds, "better", better));
+    printf("  ");
+    print_value(which, value);
+    printf("  %.4g s a step%s\n", seconds, better ? "  better" : "");
+    fflush(stdout);
+    return OT_OK;
+}
+
 /* Tries a knob's values and leaves the best one in `training`. A value that does not fit is passed over. */
 static ot_status turn(ot_job *job, size_t which, ot_training *training, double *best, int64_t *chosen)
 {
@@ -75,10 +98,7 @@ static ot_status turn(ot_job *job, size_t which, ot_training *training, double *
             continue;
         OT_TRY(status);
         int better = seconds < *best * (1 - worth);
-        printf("  ");
-        print_value(which, knobs[which].values[i]);
-        printf("  %.4g s a step%s\n", seconds, better ? "  better" : "");
-        fflush(stdout);
+        OT_TRY(print_trial(job, which, knobs[which].values[i], seconds, better));
         if (!better)
             continue;
         *best = seconds;
@@ -89,28 +109,31 @@ static ot_status turn(ot_job *job, size_t which, ot_training *training, double *
     return OT_OK;
 }
 
-static ot_status tune(ot_job *job)
+static ot_status print_planned(const ot_job *job, double seconds)
 {
-    ot_training training = job->training;
-    int64_t chosen[KNOBS] = {0};
-    double first, best;
-    int found = 0;
-    ot_job_release_device(job);
-    training.sizing_device = NULL;
-    OT_TRY(measure(job, &training, &first));
-    best = first;
-    printf("as planned  %.4g s a step (predicted %.4g s)\n", first, job->timeline.seconds);
+    if (job->flags->json)
+        return print_json(json_pack("{s:s, s:f, s:f}", "event", "planned", "step_s", seconds, "predicted_s",
+                                    job->timeline.seconds));
+    printf("as planned  %.4g s a step (predicted %.4g s)\n", seconds, job->timeline.seconds);
     fflush(stdout);
+    return OT_OK;
+}
+
+static ot_status print_choice(const ot_job *job, const int64_t chosen[KNOBS], double first, double best)
+{
+    json_t *flags = json_object();
     for (size_t k = 0; k < KNOBS; k++)
-        if (!knobs[k].drive || job->plan->nvme_chunk_count > 0)
-            OT_TRY(turn(job, k, &training, &best, &chosen[k]));
-    for (size_t k = 0; k < KNOBS; k++)
-        found += chosen[k] != 0;
-    if (!found) {
-        printf("nothing is faster by %.0f %%: the plan's own choices are the ones to take\n", 100 * worth);
-        return OT_OK;
-    }
-    printf("faster by %.0f %%:", 100 * (first / best - 1));
+        if (chosen[k] != 0)
+            json_object_set_new(flags, knobs[k].flag, json_integer((json_int_t)chosen[k]));
+    size_t found = json_object_size(flags);
+    if (job->flags->json)
+        return print_json(json_pack("{s:s, s:f, s:f, s:o}", "event", "done", "planned_s", first, "step_s",
+                                    best, "flags", flags));
+    json_decref(flags);
+    if (found == 0)
+        printf("nothing is faster by %.0f %%: the plan's own choices are the ones to take", 100 * worth);
+    else
+        printf("faster by %.0f %%:", 100 * (first / best - 1));
     for (size_t k = 0; k < KNOBS; k++)
         if (chosen[k] != 0) {
             putchar(' ');
@@ -118,6 +141,22 @@ static ot_status tune(ot_job *job)
         }
     putchar('\n');
     return OT_OK;
+}
+
+static ot_status tune(ot_job *job)
+{
+    ot_training training = job->training;
+    int64_t chosen[KNOBS] = {0};
+    double first, best;
+    ot_job_release_device(job);
+    training.sizing_device = NULL;
+    OT_TRY(measure(job, &training, &first));
+    best = first;
+    OT_TRY(print_planned(job, first));
+    for (size_t k = 0; k < KNOBS; k++)
+        if (!knobs[k].drive || job->plan->nvme_chunk_count > 0)
+            OT_TRY(turn(job, k, &training, &best, &chosen[k]));
+    return print_choice(job, chosen, first, best);
 }
 
 static ot_status run_tune(const ot_train_flags *flags, int argc, char **argv)

@@ -1,5 +1,6 @@
 /* Checkpoints as folders: found, passed over when damaged, rotated by number (cases.md 20, 21). */
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -153,6 +154,26 @@ static void test_rotation_goes_by_number_and_leaves_others_alone(void **state)
     tree_close(root);
 }
 
+static void test_a_moved_checkpoint_stays_whole_behind_its_link(void **state)
+{
+    (void)state;
+    char *root = tree_open(), link[PATH_MAX];
+    static const char *const names[] = {"checkpoint-2", "checkpoint-3.tmp"};
+    add_checkpoint(root, "moved", RUN, 2);
+    add_checkpoint(root, "checkpoint-4", RUN, 4);
+    for (int i = 0; i < 2; i++) {
+        snprintf(link, sizeof link, "%s/%s", root, names[i]);
+        assert_int_equal(symlink("moved", link), 0);
+    }
+    const ot_manifest newest = {RUN, 4};
+    assert_int_equal(ot_checkpoint_rotate(root, &newest, 1), OT_OK);
+    assert_int_equal(ot_checkpoint_sweep(root), OT_OK);
+    assert_false(is_there(root, names[0]));
+    assert_false(is_there(root, names[1]));
+    assert_true(is_there(root, "moved/manifest.json"));
+    tree_close(root);
+}
+
 static void test_publishing_replaces_and_points(void **state)
 {
     (void)state;
@@ -218,8 +239,53 @@ static void test_a_state_comes_back_as_it_was(void **state)
     assert_int_equal(read.trainer.loss_scale.good_steps, 5);
     assert_int_equal(read.trainer.loss_scale.overflows, 1);
     assert_int_equal(read.trainer.loss_scale.skipped, 2);
-    assert_true(json_equal(read.settings, written.settings));
+    assert_true(json_equal(read.settings, written.settings) && isnan(read.loss));
     ot_run_state_fini(&read);
+    written.loss = 2.0 / 3;
+    assert_int_equal(ot_run_state_write(&written, root), OT_OK);
+    assert_int_equal(ot_run_state_read(root, &read), OT_OK);
+    assert_true(read.loss == written.loss);
+    ot_run_state_fini(&read);
+    ot_run_state_fini(&written);
+    tree_close(root);
+}
+
+static void test_a_state_that_cannot_be_is_refused(void **state)
+{
+    (void)state;
+    char *root = tree_open(), path[PATH_MAX];
+    static const char *const cases[][2] = {
+        {"step", "-1"},
+        {"step", "9223372036854775808"},
+        {"tokens", "1.5"},
+        {"updates", "\"7\""},
+        {"seconds", "-0.5"},
+        {"seconds", "1e999"},
+        {"settings", "[1,2]"},
+        {"run", "\"00000000-0000-4000-8000-0000000000001\""},
+        {"loss_scale", "{\"scale\":0.0,\"fixed\":false,\"good_steps\":0,\"overflows\":0,\"skipped\":0}"},
+        {"loss_scale", "{\"scale\":1.0,\"fixed\":false,\"good_steps\":0,\"overflows\":-1,\"skipped\":0}"},
+        {"loss_scale", "null"}};
+    ot_run_state written, read;
+    tree_write(root, "/state/x", "");
+    snprintf(path, sizeof path, "%s/state/trainer.json", root);
+    assert_int_equal(ot_run_state_init(&written), OT_OK);
+    written.trainer.loss_scale.scale = 1;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[1024];
+        assert_int_equal(ot_run_state_write(&written, root), OT_OK);
+        json_t *good = json_load_file(path, 0, NULL);
+        assert_non_null(good);
+        json_object_del(good, cases[i][0]);
+        char *rest = json_dumps(good, JSON_COMPACT);
+        snprintf(text, sizeof text, "{\"%s\":%s,%s", cases[i][0], cases[i][1], rest + 1);
+        tree_write(root, "/state/trainer.json", text);
+        if (ot_run_state_read(root, &read) != OT_ERR_FORMAT)
+            fail_msg("%s %s is taken", cases[i][0], cases[i][1]);
+        assert_non_null(strstr(ot_error_text(), "trainer.json"));
+        free(rest);
+        json_decref(good);
+    }
     ot_run_state_fini(&written);
     tree_close(root);
 }
@@ -240,6 +306,12 @@ static void test_changed_settings_are_refused_unless_allowed(void **state)
     json_object_set_new(other, "total_steps", json_integer(200));
     assert_int_equal(ot_run_state_compare(&run, other, lr), OT_ERR_USAGE);
     assert_non_null(strstr(ot_error_text(), "total_steps was 100 and is 200"));
+    json_object_update_new(run.settings,
+                           json_pack("{s:{s:i, s:{s:f}}}", "model", "C", 64, "rope", "theta", 1e4));
+    json_object_update_new(other, json_pack("{s:f, s:i, s:{s:i, s:{s:f}}}", "lr", 0.1, "total_steps", 100,
+                                            "model", "C", 64, "rope", "theta", 5e5));
+    assert_int_equal(ot_run_state_compare(&run, other, lr), OT_ERR_USAGE);
+    assert_non_null(strstr(ot_error_text(), "--resume: model.rope.theta was 10000.0 and is 500000.0;"));
     json_decref(same);
     json_decref(other);
     ot_run_state_fini(&run);
@@ -254,9 +326,11 @@ int main(void)
         cmocka_unit_test(test_a_manifest_cannot_point_outside),
         cmocka_unit_test(test_what_its_writer_meant_is_what_counts),
         cmocka_unit_test(test_rotation_goes_by_number_and_leaves_others_alone),
+        cmocka_unit_test(test_a_moved_checkpoint_stays_whole_behind_its_link),
         cmocka_unit_test(test_publishing_replaces_and_points),
         cmocka_unit_test(test_sweeping_removes_unfinished_ones),
         cmocka_unit_test(test_a_state_comes_back_as_it_was),
+        cmocka_unit_test(test_a_state_that_cannot_be_is_refused),
         cmocka_unit_test(test_changed_settings_are_refused_unless_allowed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

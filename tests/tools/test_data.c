@@ -143,6 +143,140 @@ static void evaluation_data(void **state)
         run("plan --model tiny -o runs --data chat.jsonl --eval-data chat.jsonl --val-split 0.5"), 2);
 }
 
+/* ---- texts from models ---- */
+
+/* One JSON object a line, and nothing else. Returns the last. */
+static json_t *last_object(void)
+{
+    json_t *object = NULL;
+    for (char *line = result.out, *end; *line != '\0'; line = end + 1) {
+        json_error_t error;
+        end = strchr(line, '\n');
+        assert_non_null(end);
+        *end = '\0';
+        json_decref(object);
+        object = json_loads(line, 0, &error);
+        if (!json_is_object(object))
+            fail_msg("'%s': %s", line, error.text);
+    }
+    return object;
+}
+
+/* A model of bytes whose random weights make bytes that are no UTF-8. */
+static void make_model(const char *flags)
+{
+    char command[1024];
+    snprintf(
+        command, sizeof command,
+        "--model tiny --seq-len 64 --global-batch-size 2 --max-steps 2 --save-steps 0 --threads 1 -q -o runs "
+        "--data chat.jsonl %s",
+        flags);
+    if (run(command) != 0)
+        fail_msg("%s: %s", command, result.err);
+}
+
+static void samples_are_utf8_whatever_the_model_says(void **state)
+{
+    (void)state;
+    make_model(
+        "--run-name samples --sample-prompt He --sample-steps 1 --max-tokens 60 --temperature 5 --json");
+    json_t *object = NULL;
+    for (char *line = result.out, *end; (end = strchr(line, '\n')) != NULL; line = end + 1) {
+        object = json_loadb(line, (size_t)(end - line), 0, NULL);
+        if (!json_is_object(object))
+            fail_msg("no object: %.200s", line);
+        json_decref(object);
+    }
+    assert_int_equal(process_run(&result, "cat %s/runs/samples/metrics.jsonl", root), 0);
+    assert_int_equal(count_lines(result.out), 4);
+    has(result.out, "\xEF\xBF\xBD");
+    assert_int_equal(run("generate --model runs/samples/latest --prompt He --max-tokens 5 --json"), 0);
+    object = last_object();
+    assert_int_equal(json_integer_value(json_object_get(object, "prompt_tokens")), 2);
+    assert_int_equal(json_integer_value(json_object_get(object, "tokens")), 5);
+    json_decref(object);
+}
+
+static void a_text_ends_where_the_positions_end(void **state)
+{
+    (void)state;
+    make_model("--run-name ends");
+    process_run(
+        &result,
+        "sed -i s/max_position_embeddings.*/max_position_embeddings\\\":16,/ %s/runs/ends/latest/config.json",
+        root);
+    assert_int_equal(run("generate --model runs/ends/latest --prompt 1234567890 --max-tokens 60 --json"), 0);
+    has(result.err, "6 tokens at most");
+    json_t *object = last_object();
+    assert_int_equal(json_integer_value(json_object_get(object, "tokens")), 6);
+    json_decref(object);
+    assert_int_equal(run("generate --model runs/ends/latest --prompt 1234567890123456"), 2);
+    has(result.err, "--prompt: 16 tokens");
+}
+
+static void every_command_with_json_speaks_nothing_else(void **state)
+{
+    (void)state;
+    static const char *const commands[] = {
+        "tune --model tiny --seq-len 16 --global-batch-size 1 --threads 1 --json",
+        "plan --model tiny --json",
+        "eval --model tiny --seq-len 64 --data chat.jsonl -o runs --json",
+        "inspect chat.jsonl --model model --json",
+        "inspect model --json",
+        "tokenize --model model --data chat.jsonl -o json.bin --json",
+    };
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        assert_int_equal(run(commands[i]), 0);
+        json_decref(last_object());
+    }
+}
+
+static void what_yaml_cannot_hold_is_refused_before_a_folder_is_made(void **state)
+{
+    (void)state;
+    assert_int_equal(run("--model tiny --seq-len 8 --global-batch-size 2 --max-steps 1 -o new\xff"), 2);
+    has(result.err, "--output-dir: 'new?' is not UTF-8");
+    assert_int_equal(access("new\xff", F_OK), -1);
+}
+
+static void a_run_is_named_after_the_models_folder(void **state)
+{
+    (void)state;
+    static const char *const models[] = {"runs/named/latest/", "./runs/named/checkpoint-2"};
+    make_model("--run-name named");
+    for (int i = 0; i < 2; i++) {
+        char command[512];
+        snprintf(command, sizeof command,
+                 "--model %s --seq-len 8 --global-batch-size 2 --max-steps 1 -q -o named%d", models[i], i);
+        assert_int_equal(run(command), 0);
+        assert_int_equal(process_run(&result, "ls %s/named%d", root, i), 0);
+        assert_memory_equal(result.out, "checkpoint-2-", strlen("checkpoint-2-"));
+    }
+}
+
+static void a_report_of_a_run_without_steps(void **state)
+{
+    (void)state;
+    tree_write(root, "/empty/metrics.jsonl", "");
+    assert_int_equal(run("report empty"), 0);
+    assert_int_equal(process_run(&result, "cat %s/empty/report.html", root), 0);
+    has(result.out, "no step has been made");
+    assert_null(strstr(result.out, "nan"));
+}
+
+/* Before the first step, not after the last. */
+static void a_prompt_that_leaves_no_room_is_refused(void **state)
+{
+    (void)state;
+    static const char flags[] =
+        "--model tiny --seq-len 8 --global-batch-size 2 --max-steps 2 -q -o runs --run-name ";
+    char command[1024];
+    snprintf(command, sizeof command, "%sroom --sample-prompt 12345678", flags);
+    assert_int_equal(run(command), 2);
+    has(result.err, "--sample-prompt: 8 tokens");
+    assert_int_equal(access("runs/room", F_OK), -1);
+}
+
 /* Case 40 and its like, as a user sees them. */
 static void what_is_refused(void **state)
 {
@@ -289,10 +423,20 @@ static void the_last_window_is_right(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tokenize_and_inspect),     cmocka_unit_test(inspect_a_model),
-        cmocka_unit_test(the_same_training),        cmocka_unit_test(evaluation_data),
-        cmocka_unit_test(what_is_refused),          cmocka_unit_test(the_loss_is_the_tokens_own),
+        cmocka_unit_test(tokenize_and_inspect),
+        cmocka_unit_test(inspect_a_model),
+        cmocka_unit_test(the_same_training),
+        cmocka_unit_test(evaluation_data),
+        cmocka_unit_test(what_is_refused),
+        cmocka_unit_test(the_loss_is_the_tokens_own),
         cmocka_unit_test(the_last_window_is_right),
+        cmocka_unit_test(samples_are_utf8_whatever_the_model_says),
+        cmocka_unit_test(a_text_ends_where_the_positions_end),
+        cmocka_unit_test(every_command_with_json_speaks_nothing_else),
+        cmocka_unit_test(what_yaml_cannot_hold_is_refused_before_a_folder_is_made),
+        cmocka_unit_test(a_run_is_named_after_the_models_folder),
+        cmocka_unit_test(a_report_of_a_run_without_steps),
+        cmocka_unit_test(a_prompt_that_leaves_no_room_is_refused),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

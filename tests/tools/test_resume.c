@@ -458,6 +458,126 @@ static void bad_resumes(void **state)
     assert_non_null(strstr(result.err, "--run-name"));
 }
 
+/* A file of the run `name`, in memory of the caller's. */
+static char *run_file(const char *name, const char *file)
+{
+    char path[PATH_MAX];
+    size_t bytes;
+    snprintf(path, sizeof path, "%s/%s/%s", root, name, file);
+    char *text = contents(path, &bytes);
+    text[bytes] = '\0';
+    return text;
+}
+
+/* The loss of the done line. */
+static double done_loss(void)
+{
+    const char *done = strstr(result.out, "done ");
+    assert_non_null(done);
+    const char *at = strstr(done, " loss=");
+    assert_non_null(at);
+    return strtod(at + strlen(" loss="), NULL);
+}
+
+static void a_run_that_had_ended_ends_again_as_it_did(void **state)
+{
+    (void)state;
+    static const char flags[] =
+        "--eval-steps 4 --val-split 0.2 --sample-prompt 12 --sample-steps 8 --max-tokens 4";
+    char resumed[256], hash[2][64];
+    must_train("ended", flags);
+    hash_of(hash[0]);
+    double loss = done_loss();
+    assert_true(loss > 0);
+    char *before = run_file("ended", "metrics.jsonl");
+    snprintf(resumed, sizeof resumed, "%s --resume auto", flags);
+    must_train("ended", resumed);
+    assert_string_equal(hash_of(hash[1]), hash[0]);
+    assert_true(done_loss() == loss);
+    char *after = run_file("ended", "metrics.jsonl");
+    assert_int_equal(count_lines(before), 8 + 2 + 1);
+    assert_int_equal(count_lines(after), count_lines(before));
+    free(before);
+    free(after);
+}
+
+/* What a crash of the machine can leave: lines that are no rows, and a last one that was cut off. */
+static void rows_behind_damage_stay(void **state)
+{
+    (void)state;
+    must_train("rows", "--save-steps 4");
+    must_train("whole-rows", "--save-steps 4");
+    assert_int_equal(
+        process_run(&result, "sed -i -e \"2i {\\\"step\\\":\" -e 4i5 -e \"6s/.*/cut/\" %s/rows/metrics.jsonl",
+                    root),
+        0);
+    assert_int_equal(process_run(&result, "rm -r %s/rows/checkpoint-8", root), 0);
+    must_train("rows", "--save-steps 4 --resume auto");
+    expect_same_metrics("whole-rows", "rows");
+}
+
+/* A size of micro-batches that cannot be, in a checkpoint whose manifest does not cover it. */
+static void a_damaged_batch_size_is_refused(void **state)
+{
+    (void)state;
+    static const char *const sizes[] = {"-3", "0", "1.5"};
+    must_train("batches", "--save-steps 4");
+    assert_int_equal(
+        process_run(&result, "sed -i s/trainer.json/gone/ %s/batches/checkpoint-8/manifest.json", root), 0);
+    assert_int_equal(
+        process_run(&result,
+                    "cp %s/batches/checkpoint-8/state/trainer.json %s/batches/checkpoint-8/state/gone", root,
+                    root),
+        0);
+    for (int i = 0; i < 3; i++) {
+        char flags[PATH_MAX + 64], name[32];
+        snprintf(flags, sizeof flags, "--resume %s/batches/checkpoint-8", root);
+        snprintf(name, sizeof name, "batches%d", i);
+        assert_int_equal(
+            process_run(
+                &result,
+                "sed -i s/\\\"batch_size\\\":[^,]*/\\\"batch_size\\\":%s/ %s/batches/checkpoint-8/state/trainer.json",
+                sizes[i], root),
+            0);
+        if (train(name, flags) != 5 || strstr(result.err, "settings.batch_size") == NULL)
+            fail_msg("%s: code %d, %s", sizes[i], result.code, result.err);
+    }
+}
+
+/* A stop in the middle of an evaluation saves the step, and leaves metrics.jsonl without the evaluation and what comes behind it. */
+static void an_evaluation_that_was_stopped_is_made_up_for(void **state)
+{
+    (void)state;
+    static const char flags[] =
+        "--eval-steps 2 --val-split 0.2 --sample-prompt 12 --sample-steps 4 --save-steps 4";
+    char resumed[256];
+    must_train("evaluated", flags);
+    snprintf(resumed, sizeof resumed, "%s --resume auto", flags);
+    for (int rows = 5; rows <= 7;
+         rows++) { /* steps 1 and 2, an evaluation, 3 and 4: then an evaluation and a sample */
+        assert_int_equal(process_run(&result, "sed -i %dq %s/evaluated/metrics.jsonl", rows, root), 0);
+        assert_int_equal(process_run(&result, "rm -r %s/evaluated/checkpoint-8", root), 0);
+        must_train("evaluated", resumed);
+        char *metrics = run_file("evaluated", "metrics.jsonl");
+        assert_int_equal(count_lines(metrics), 8 + 4 + 2);
+        free(metrics);
+    }
+}
+
+/* The tensors' shapes say nothing of it. */
+static void another_mathematics_is_refused(void **state)
+{
+    (void)state;
+    char flags[PATH_MAX + 64];
+    must_train("mathematics", "--save-steps 4");
+    assert_int_equal(process_run(&result, "cp -r %s/mathematics/checkpoint-8 %s/other", root, root), 0);
+    assert_int_equal(
+        process_run(&result, "sed -i s/rope_theta.*/rope_theta\\\":20000.0,/ %s/other/config.json", root), 0);
+    snprintf(flags, sizeof flags, "--resume auto --model %s/other", root);
+    assert_int_equal(train("mathematics", flags), 2);
+    assert_non_null(strstr(result.err, "model.rope.theta was 10000.0 and is 20000.0"));
+}
+
 static void two_at_once_are_refused(void **state)
 {
     (void)state;
@@ -487,6 +607,64 @@ static void rotation_keeps_the_newest(void **state)
     }
 }
 
+/* Without --model the model and its tokenizer come from the checkpoint that the run goes on from, which makes room for newer ones on
+ * the way. Nor does the run's configuration name it: a third session starts from that. */
+static void a_run_outlives_the_checkpoint_it_goes_on_from(void **state)
+{
+    (void)state;
+    char copy[PATH_MAX], kept[PATH_MAX];
+    must_train("older", "--save-steps 4");
+    tree_write(root, "/older/checkpoint-4/generation_config.json", "{}");
+    assert_int_equal(process_run(&result, "cp -r %s/older %s/outlived", root, root), 0);
+    assert_int_equal(process_run(&result, "rm -r %s/outlived/checkpoint-8", root), 0);
+    assert_int_equal(process_run(&result,
+                                 "%s --seq-len 32 --global-batch-size 4 --max-steps 8 --lr 3e-3 --data "
+                                 "%s/data.txt -o %s --resume %s/outlived --save-steps 1 --save-total-limit 1",
+                                 OT_COMMAND, root, root, root),
+                     0);
+    expect_same_checkpoint("older", "outlived", 8);
+    snprintf(copy, sizeof copy, "%s/outlived/checkpoint-8/generation_config.json", root);
+    snprintf(kept, sizeof kept, "%s/older/checkpoint-4/generation_config.json", root);
+    expect_same_file(copy, kept);
+    assert_int_equal(
+        process_run(&result, "%s -c %s/outlived/config.yaml --resume %s/outlived", OT_COMMAND, root, root),
+        0);
+}
+
+static void the_reports_command_goes_on(void **state)
+{
+    (void)state;
+    char command[PATH_MAX + 128] = "cd / && exec " OT_COMMAND;
+    tree_write(root, "/odd it's/x", "");
+    assert_int_equal(process_run(&result,
+                                 "%s" TINY
+                                 " -o \"%s/odd it's\" --data %s/data.txt --run-name named --save-steps 4",
+                                 OT_COMMAND, root, root),
+                     0);
+    char hash[2][64], *page = run_file("odd it's/named", "report.html");
+    hash_of(hash[0]);
+    assert_int_equal(process_run(&result, "rm -r \"%s/odd it's/named/checkpoint-8\"", root), 0);
+    char *line = strstr(page, "offtrain -c ");
+    assert_non_null(line);
+    line += strlen("offtrain");
+    line[strcspn(line, "\n")] = '\0';
+    strncat(command, line, sizeof command - strlen(command) - 1);
+    tree_write(root, "/again.sh", command);
+    free(page);
+    if (process_run(&result, "sh %s/again.sh", root) != 0)
+        fail_msg("%s: %s", command, result.err);
+    assert_string_equal(hash_of(hash[1]), hash[0]);
+    char *metrics = run_file("odd it's/named", "metrics.jsonl");
+    assert_int_equal(count_lines(metrics), 8);
+    free(metrics);
+    assert_int_equal(
+        process_run(&result,
+                    "%s" TINY
+                    " -o \"%s/odd it's\" --data %s/data.txt --run-name named --resume \"%s/odd it's/named/\"",
+                    OT_COMMAND, root, root, root),
+        0);
+}
+
 static int open_data(void **state)
 {
     open_root(state);
@@ -505,8 +683,15 @@ int main(void)
         cmocka_unit_test(a_changed_schedule_is_refused_unless_allowed),
         cmocka_unit_test(damage_is_named_and_the_one_before_is_taken),
         cmocka_unit_test(bad_resumes),
+        cmocka_unit_test(a_run_that_had_ended_ends_again_as_it_did),
+        cmocka_unit_test(rows_behind_damage_stay),
+        cmocka_unit_test(a_damaged_batch_size_is_refused),
+        cmocka_unit_test(an_evaluation_that_was_stopped_is_made_up_for),
+        cmocka_unit_test(another_mathematics_is_refused),
         cmocka_unit_test(two_at_once_are_refused),
         cmocka_unit_test(rotation_keeps_the_newest),
+        cmocka_unit_test(the_reports_command_goes_on),
+        cmocka_unit_test(a_run_outlives_the_checkpoint_it_goes_on_from),
     };
     return cmocka_run_group_tests(tests, open_data, close_root);
 }
