@@ -21,11 +21,12 @@
 #include "tests/support/test.h"
 #include "tests/support/tree.h"
 
-#define BENCH OT_COMMAND " bench nvme --size 512M --seconds 0.1 --pattern write --io-depth 8 --io-block 1M"
+#define BENCH                                                                                                \
+    OT_COMMAND " bench nvme --size 128M --chunk 16M --seconds 0.1 --pattern write --io-depth 8 --io-block 1M"
 #define LONG_BENCH                                                                                           \
-    OT_COMMAND " bench nvme --size 512M --seconds 60 --pattern mixed --io-depth 8 --io-block 1M"
+    OT_COMMAND " bench nvme --size 128M --chunk 16M --seconds 60 --pattern mixed --io-depth 8 --io-block 1M"
 
-enum { SWAP_BYTES = 512 << 20, SKIP = 77, NOT_STARTED = 126, NOT_FOUND = 127 };
+enum { SWAP_BYTES = 128 << 20, SKIP = 77, NOT_STARTED = 126, NOT_FOUND = 127 };
 
 typedef struct fixture {
     char *folder;
@@ -142,7 +143,7 @@ static void works_where_nothing_is_refused(void **state)
 {
     fixture *f = *state;
     process_run(&f->o, BENCH " --nvme %s", f->folder);
-    plain.has_uring = strncmp(f->o.out, "io_uring, 512 MiB ", 18) == 0;
+    plain.has_uring = strncmp(f->o.out, "io_uring, 128 MiB ", 18) == 0;
     plain.warnings = count_lines(f->o.err);
     assert_in_range(plain.warnings, 0, 1);
     assert_worked(f, f->folder, plain.warnings);
@@ -168,7 +169,7 @@ static void goes_on_with_threads_where_io_uring_is_denied(void **state)
         assert_says(f->o.err, cases[i].code);
         assert_says(f->o.err, cases[i].cause);
         assert_says(f->o.err, "threads");
-        assert_memory_equal(f->o.out, "threads, 512 MiB ", 17);
+        assert_memory_equal(f->o.out, "threads, 128 MiB ", 17);
     }
 }
 
@@ -242,7 +243,7 @@ static void says_need_and_have_where_space_is_missing(void **state)
     static const char *const codes[] = {"ENOSPC", "EDQUOT"};
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
         process_run(&f->o, OT_DENY " fallocate=%s -- " BENCH " --nvme %s", codes[i], f->folder);
-        assert_refused(f, 6, "cannot allocate 512.00 MiB");
+        assert_refused(f, 6, "cannot allocate 128.00 MiB");
         assert_says(f->o.err, f->folder);
         assert_says(f->o.err, " are free there");
         assert_int_equal(entries(f->folder), 0);
@@ -271,7 +272,7 @@ static void refuses_a_small_drive(void **state)
     fixture *f = *state;
     mount_image(f, "64M");
     process_run(&f->o, BENCH " --nvme %s", f->mounted);
-    assert_refused(f, 6, "needs 512.00 MiB");
+    assert_refused(f, 6, "needs 128.00 MiB");
     assert_says(f->o.err, " MiB are free for ");
     assert_says(f->o.err, f->mounted);
     assert_int_equal(entries(f->mounted), 0);
@@ -290,7 +291,7 @@ static void refuses_a_small_drive(void **state)
 static void a_drive_that_fills_up_meanwhile_does_no_harm(void **state)
 {
     fixture *f = *state;
-    mount_image(f, "640M");
+    mount_image(f, "160M");
     process_start(&f->first, BENCH " --seconds 1 --nvme %s", f->mounted);
     char swap[PATH_MAX + 16];
     struct stat facts;
@@ -329,7 +330,7 @@ static void a_dead_owners_file_is_taken_over(void **state)
     static const struct {
         const char *size;
         off_t cut; /* the file is cut to this first, as if the owner had died earlier */
-    } cases[] = {{"512M", 0}, {"576M", 0}, {"512M", 4096}, {"512M", 1 << 20}};
+    } cases[] = {{"128M", 0}, {"144M", 0}, {"128M", 4096}, {"128M", 1 << 20}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char line[64];
         start_first(f, "");
@@ -353,13 +354,13 @@ static void a_dead_owners_file_is_no_reason_to_miss_an_error(void **state)
     fixture *f = *state;
     start_first(f, "");
     end_first(f, SIGKILL, -SIGKILL);
-    process_run(&f->o, OT_DENY " fallocate=ENOSPC -- " BENCH " --size 576M --nvme %s", f->folder);
+    process_run(&f->o, OT_DENY " fallocate=ENOSPC -- " BENCH " --size 144M --nvme %s", f->folder);
     if (f->o.code == SKIP)
         skip();
     assert_int_equal(f->o.code, 6);
     assert_int_equal(count_lines(f->o.err), 2);
     assert_says(f->o.err, "took over ");
-    assert_says(f->o.err, "\nofftrain: cannot allocate 576.00 MiB");
+    assert_says(f->o.err, "\nofftrain: cannot allocate 144.00 MiB");
     assert_int_equal(entries(f->folder), 0);
 }
 
@@ -386,7 +387,7 @@ static void space_is_free_when_a_run_has_ended(void **state)
 {
     fixture *f = *state;
     struct statfs before, after;
-    mount_image(f, "640M");
+    mount_image(f, "160M");
     assert_int_equal(statfs(f->mounted, &before), 0);
     process_run(&f->o, BENCH " --nvme %s", f->mounted);
     assert_int_equal(statfs(f->mounted, &after), 0);
@@ -554,7 +555,7 @@ static void root_takes_over_another_users_file(void **state)
 static void a_file_size_limit_is_an_error(void **state)
 {
     fixture *f = *state;
-    process_run(&f->o, "prlimit --fsize=1048576 " BENCH " --nvme %s", f->folder);
+    process_run(&f->o, "prlimit --fsize=1048144 " BENCH " --nvme %s", f->folder);
     if (f->o.code == NOT_FOUND)
         skip();
     assert_refused(f, 6, "File too large");
