@@ -31,7 +31,7 @@ static int close_root(void **state)
 }
 
 /* A small run in root/NAME; returns the exit code. */
-#define TINY " --model tiny --seq-len 32 --global-batch-size 4 --max-steps 2"
+#define TINY " --model tiny --device cpu --seq-len 32 --global-batch-size 4 --max-steps 2"
 
 static int train(const char *name, const char *flags)
 {
