@@ -115,7 +115,7 @@ static void a_double_buffer_is_right(void **state)
     }
 }
 
-/* The executor's choice alone decides, so the number of seeds that show the fault does not vary. */
+/* Beside the executor's choice it counts how far the host has enqueued by then, which the machine's load decides. */
 static void expect_caught(fault planted, int at_least)
 {
     int wrong = 0;
@@ -134,7 +134,7 @@ static void a_missing_wait_for_the_copy_is_caught(void **state)
 static void a_missing_wait_for_the_slot_is_caught(void **state)
 {
     (void)state;
-    expect_caught(NO_FREE_WAIT, FAULT_SEEDS / 2);
+    expect_caught(NO_FREE_WAIT, 1); /* the host waits for each copy, so that few are ahead */
 }
 
 static void an_early_reuse_of_a_pinned_buffer_is_caught(void **state)

@@ -176,7 +176,7 @@ static void a_run_writes_its_folder(void **state)
     json_decref(plan);
     FILE *file = open_file("writes", "command.txt");
     assert_non_null(fgets(line, sizeof line, file));
-    assert_non_null(strstr(line, "offtrain train --model tiny --seq-len 32 "));
+    assert_non_null(strstr(line, "offtrain train --model tiny --device cpu --seq-len 32 "));
     assert_non_null(strstr(line, " --run-name writes --place states=host\n"));
     fclose(file);
     file = open_file("writes", "train.log");
