@@ -133,6 +133,8 @@ static ot_status choose_variant(ot_template *t, const char *jinja)
     t->bos_id = info.bos;
     t->eos_id = info.eos;
     t->bos = info.bos >= 0 && (info.add_bos || has(jinja, "bos_token"));
+    if (t->style == OT_STYLE_CHATML && info.bos == ot_tokenizer_find(t->tokenizer, "<|im_start|>"))
+        t->bos = 0; /* SmolLM2: every turn begins with it */
     t->bos_each = t->bos && (jinja == NULL || has(jinja, "bos_token + '[INST]"));
     t->no_system = has(jinja, "System role not supported") ||
                    (t->style == OT_STYLE_MISTRAL && jinja != NULL && !has(jinja, "system"));

@@ -217,6 +217,26 @@ static void exactly_one_bos(void **state)
     }
 }
 
+/* SmolLM2's BOS is what each turn begins with. */
+static void a_turn_that_begins_with_bos_has_one(void **state)
+{
+    (void)state;
+    char *root;
+    ot_tokenizer *tokenizer;
+    open_plain(&root, "<|im_start|>", "<|im_end|>", 1, &tokenizer);
+    int32_t bos = ot_tokenizer_find(tokenizer, "<|im_start|>");
+    ot_template *chat = open_as("chatml", tokenizer);
+    ot_document document = {0};
+    assert_int_equal(ot_template_encode(chat, greeting, 2, &document), OT_OK);
+    assert_int_equal(document.ids.ids[0], bos);
+    assert_int_not_equal(document.ids.ids[1], bos);
+    assert_int_equal(count_id(&document, bos), 2);
+    ot_document_free(&document);
+    ot_template_close(chat);
+    ot_tokenizer_close(tokenizer);
+    tree_close(root);
+}
+
 static void content_is_no_special_token(void **state)
 {
     (void)state;
@@ -426,6 +446,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(published_templates),
         cmocka_unit_test(exactly_one_bos),
+        cmocka_unit_test(a_turn_that_begins_with_bos_has_one),
         cmocka_unit_test(content_is_no_special_token),
         cmocka_unit_test(turns_that_are_not_trained),
         cmocka_unit_test(alpaca_and_none),
