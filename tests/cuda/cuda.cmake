@@ -78,6 +78,8 @@ endforeach()
 # What tools/gpu_check runs on a card; here, small, on the emulated one.
 add_executable(gpu_check cuda/gpu_check.c cuda/gpu_check_kernels.c cuda/gpu_check_speeds.c)
 target_link_libraries(gpu_check PRIVATE engine kernels_harness)
-add_test(NAME cuda/gpu_check COMMAND gpu_check tiny)
-set_tests_properties(cuda/gpu_check PROPERTIES LABELS cuda TIMEOUT 600 ENVIRONMENT
-                     "OFFTRAIN_CUDA_PLUGIN=$<TARGET_FILE:offtrain_cudaemu>")
+if(NOT OT_SANITIZE)
+  add_test(NAME cuda/gpu_check COMMAND gpu_check tiny)
+  set_tests_properties(cuda/gpu_check PROPERTIES LABELS cuda TIMEOUT 600 ENVIRONMENT
+                       "OFFTRAIN_CUDA_PLUGIN=$<TARGET_FILE:offtrain_cudaemu>")
+endif()
