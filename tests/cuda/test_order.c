@@ -261,11 +261,9 @@ int main(void)
     use_emulator();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_double_buffer_is_right),
-#if !defined(__SANITIZE_THREAD__) /* which reports them itself */
         cmocka_unit_test(a_missing_wait_for_the_copy_is_caught),
         cmocka_unit_test(a_missing_wait_for_the_slot_is_caught),
         cmocka_unit_test(an_early_reuse_of_a_pinned_buffer_is_caught),
-#endif
         cmocka_unit_test(events_order_host_functions),
         cmocka_unit_test(nothing_is_no_work),
         cmocka_unit_test(enqueueing_waits_for_nothing),
