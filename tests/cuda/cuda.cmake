@@ -63,13 +63,13 @@ ot_cuda_test(engine)
 ot_cuda_test(matmul)
 target_link_libraries(test_cuda_matmul PRIVATE kernels_harness)
 
-# The invariants of the whole engine, on the emulated device in both ways to run. Minutes of emulated kernels, and with a
-# sanitizer an hour.
-set(modes executor threads)
+# The invariants of the whole engine, on the emulated device. Minutes of emulated kernels, and with a sanitizer an hour: a
+# thread for each stream is for -DOT_CUDA_MODES="executor;threads".
+set(OT_CUDA_MODES executor CACHE STRING "How the emulated device runs the engine's tests")
 if(OT_SANITIZE)
-  set(modes "")
+  set(OT_CUDA_MODES "")
 endif()
-foreach(mode IN LISTS modes)
+foreach(mode IN LISTS OT_CUDA_MODES)
   add_test(NAME cuda/trainer_${mode} COMMAND test_engine_trainer)
   set_tests_properties(cuda/trainer_${mode} PROPERTIES LABELS "cuda;slow" TIMEOUT 1200 ENVIRONMENT
     "OT_TEST_DEVICE=cuda;OFFTRAIN_CUDA_PLUGIN=$<TARGET_FILE:offtrain_cudaemu>;FAKECUDA_SEED=3;FAKECUDA_THREADS=$<STREQUAL:${mode},threads>")

@@ -32,9 +32,11 @@ target_link_libraries(test_simt_emulator PRIVATE simt test_support)
 add_test(NAME simt/emulator COMMAND test_simt_emulator)
 set_tests_properties(simt/emulator PROPERTIES LABELS "unit;cuda" TIMEOUT 120)
 
-ot_simt_test(attention)
+if(NOT OT_SANITIZE) # under which these take minutes
+  ot_simt_test(attention)
+  ot_simt_test(norm)
+endif()
 ot_simt_test(elementwise)
-ot_simt_test(norm)
 ot_simt_test(plane)
 ot_simt_test(update)
 target_sources(test_simt_update PRIVATE kernels/chunk.c)
