@@ -113,16 +113,6 @@ static void written_and_read(void **state)
 
 /* ---- damage ---- */
 
-static char *read_file(const char *path, size_t *bytes)
-{
-    FILE *file = fopen(path, "rb");
-    assert_non_null(file);
-    char *data = malloc(1 << 20);
-    *bytes = fread(data, 1, 1 << 20, file);
-    fclose(file);
-    return data;
-}
-
 static void write_file(const char *path, const char *data, size_t bytes)
 {
     FILE *file = fopen(path, "wb");
@@ -160,7 +150,7 @@ static void damage_is_seen(void **state)
     ot_tokens *tokens;
     snprintf(path, sizeof path, "%s/tokens.bin", root);
     small_file(path);
-    char *data = read_file(path, &bytes);
+    char *data = tree_read(path, &bytes);
     for (size_t i = 0; i < bytes; i++) {
         if (i == sizeof(ot_tokens_header))
             i = OT_TOKENS_HEADER_BYTES;
@@ -188,7 +178,7 @@ static void made_up_counts(void **state)
     size_t bytes;
     snprintf(path, sizeof path, "%s/tokens.bin", root);
     small_file(path);
-    char *data = read_file(path, &bytes);
+    char *data = tree_read(path, &bytes);
     ot_tokens_header good, h;
     memcpy(&good, data, sizeof good);
     static const uint64_t values[] = {0, 1, 1000, UINT64_C(1) << 61, UINT64_C(1) << 63, UINT64_MAX};

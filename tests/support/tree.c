@@ -37,6 +37,30 @@ void tree_write(const char *root, const char *path, const char *text)
     assert_int_equal(fclose(file), 0);
 }
 
+char *tree_read(const char *path, size_t *bytes)
+{
+    struct stat facts;
+    FILE *file = fopen(path, "rb");
+    if (file == NULL || fstat(fileno(file), &facts) != 0)
+        fail_msg("%s is missing", path);
+    char *data = malloc((size_t)facts.st_size + 1);
+    assert_non_null(data);
+    *bytes = fread(data, 1, (size_t)facts.st_size, file);
+    assert_int_equal(*bytes, facts.st_size);
+    fclose(file);
+    return data;
+}
+
+void tree_expect_same(const char *a, const char *b)
+{
+    size_t a_bytes, b_bytes;
+    char *x = tree_read(a, &a_bytes), *y = tree_read(b, &b_bytes);
+    if (a_bytes != b_bytes || memcmp(x, y, a_bytes) != 0)
+        fail_msg("%s and %s differ", a, b);
+    free(x);
+    free(y);
+}
+
 static int remove_entry(const char *path, const struct stat *facts, int type, struct FTW *walk)
 {
     (void)facts;

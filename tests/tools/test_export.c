@@ -35,27 +35,16 @@ static int close_root(void **state)
 static char *contents(const char *name, size_t *bytes)
 {
     char path[PATH_MAX];
-    struct stat facts;
     snprintf(path, sizeof path, "%s/%s", root, name);
-    FILE *file = fopen(path, "rb");
-    if (file == NULL || fstat(fileno(file), &facts) != 0)
-        fail_msg("%s is missing", path);
-    char *data = malloc((size_t)facts.st_size + 1);
-    assert_non_null(data);
-    *bytes = fread(data, 1, (size_t)facts.st_size, file);
-    assert_int_equal(*bytes, facts.st_size);
-    fclose(file);
-    return data;
+    return tree_read(path, bytes);
 }
 
 static void expect_same_file(const char *a, const char *b)
 {
-    size_t n, m;
-    char *x = contents(a, &n), *y = contents(b, &m);
-    if (n != m || memcmp(x, y, n) != 0)
-        fail_msg("%s and %s differ", a, b);
-    free(x);
-    free(y);
+    char paths[2][PATH_MAX];
+    snprintf(paths[0], PATH_MAX, "%s/%s", root, a);
+    snprintf(paths[1], PATH_MAX, "%s/%s", root, b);
+    tree_expect_same(paths[0], paths[1]);
 }
 
 static int exists(const char *name)

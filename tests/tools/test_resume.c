@@ -32,7 +32,7 @@ static int close_root(void **state)
     return 0;
 }
 
-/* 40 documents of words, in a file: some 30 windows of 32 tokens, so that eight steps of four pass an epoch's end. */
+/* Numbers in words and lines: some twenty windows of 32 bytes, so that eight steps of four pass an epoch's end. */
 static void write_data(void)
 {
     char text[1000] = "", path[] = "/data.txt";
@@ -76,30 +76,6 @@ static json_t *load(const char *path)
 
 /* ---- comparing checkpoints ---- */
 
-static char *contents(const char *path, size_t *bytes)
-{
-    struct stat facts;
-    FILE *file = fopen(path, "rb");
-    if (file == NULL || fstat(fileno(file), &facts) != 0)
-        fail_msg("%s is missing", path);
-    char *data = malloc((size_t)facts.st_size + 1);
-    assert_non_null(data);
-    *bytes = fread(data, 1, (size_t)facts.st_size, file);
-    assert_int_equal(*bytes, facts.st_size);
-    fclose(file);
-    return data;
-}
-
-static void expect_same_file(const char *a, const char *b)
-{
-    size_t a_bytes, b_bytes;
-    char *x = contents(a, &a_bytes), *y = contents(b, &b_bytes);
-    if (a_bytes != b_bytes || memcmp(x, y, a_bytes) != 0)
-        fail_msg("%s and %s differ", a, b);
-    free(x);
-    free(y);
-}
-
 /* Every tensor file of two checkpoints, and what trainer.json says of the numbers. */
 static void expect_same_checkpoint(const char *a, const char *b, int step)
 {
@@ -117,7 +93,7 @@ static void expect_same_checkpoint(const char *a, const char *b, int step)
         snprintf(y, sizeof y, "%s/%s/checkpoint-%d/%s", root, b, step, files[i]);
         int optional = strstr(files[i], "moment") != NULL || strstr(files[i], "factors") != NULL;
         if (!optional || access(x, F_OK) == 0 || access(y, F_OK) == 0)
-            expect_same_file(x, y);
+            tree_expect_same(x, y);
     }
     snprintf(x, sizeof x, "%s/%s/checkpoint-%d/state/trainer.json", root, a, step);
     snprintf(y, sizeof y, "%s/%s/checkpoint-%d/state/trainer.json", root, b, step);
@@ -466,7 +442,7 @@ static char *run_file(const char *name, const char *file)
     char path[PATH_MAX];
     size_t bytes;
     snprintf(path, sizeof path, "%s/%s/%s", root, name, file);
-    char *text = contents(path, &bytes);
+    char *text = tree_read(path, &bytes);
     text[bytes] = '\0';
     return text;
 }
@@ -627,7 +603,7 @@ static void a_run_outlives_the_checkpoint_it_goes_on_from(void **state)
     expect_same_checkpoint("older", "outlived", 8);
     snprintf(copy, sizeof copy, "%s/outlived/checkpoint-8/generation_config.json", root);
     snprintf(kept, sizeof kept, "%s/older/checkpoint-4/generation_config.json", root);
-    expect_same_file(copy, kept);
+    tree_expect_same(copy, kept);
     assert_int_equal(
         process_run(&result, "%s -c %s/outlived/config.yaml --resume %s/outlived", OT_COMMAND, root, root),
         0);
