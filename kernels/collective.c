@@ -1,0 +1,468 @@
+/* Collective operations as exchanges of parcels, whatever carries them. */
+#include "kernels/collective.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "io/clock.h"
+
+enum {
+    TIMEOUT_S = 1800,
+    PIECE_BYTES = 1 << 20,    /* of a sum: what comes from one rank at a time */
+    MESSAGE_BYTES = 16 << 20, /* of what is only moved */
+    PATTERN_BYTES = (64 << 10) + 13,
+    CALLS_MAX = 64,     /* enqueued and not yet run */
+    EAGER_TESTS = 1000, /* before the processor is given up */
+    NAP_NS = 50000,
+    NAP_MOST_NS = 1000000,
+};
+
+typedef enum group_verb { GATHER, SCATTER, SUM, BROADCAST, PARCEL, PATTERN } group_verb;
+
+static const char *const verb_names[] = {"all-gather", "reduce-scatter", "all-reduce",
+                                         "broadcast",  "transfer",       "pattern test"};
+
+/* An operation on a stream, until it has run. */
+typedef struct call {
+    ot_group *group;
+    group_verb verb;
+    const char *what;
+    void *base;
+    size_t shard; /* bytes, or elements of a sum */
+} call;
+
+struct ot_group {
+    ot_transport *transport;
+    int rank, size;
+    int64_t timeout_ns;
+    uint64_t step;
+    atomic_int cancelled;
+    char *pieces; /* [size][PIECE_BYTES]: what has come from each rank, to be summed */
+    ot_parcel parcels[OT_PARCELS_MAX];
+    size_t parcel_count;
+
+    pthread_mutex_t lock; /* of the ring */
+    pthread_cond_t ended;
+    uint64_t enqueued, run;
+    call calls[CALLS_MAX];
+};
+
+int ot_group_rank(const ot_group *group)
+{
+    return group != NULL ? group->rank : 0;
+}
+
+int ot_group_size(const ot_group *group)
+{
+    return group != NULL ? group->size : 1;
+}
+
+void ot_group_set_step(ot_group *group, uint64_t step)
+{
+    if (group != NULL)
+        group->step = step;
+}
+
+void ot_group_cancel(ot_group *group)
+{
+    if (group != NULL)
+        atomic_store_explicit(&group->cancelled, 1, memory_order_relaxed);
+}
+
+/* ---- one exchange ---- */
+
+static void add_parcel(ot_group *group, int peer, int incoming, const void *data, size_t bytes)
+{
+    if (bytes > 0)
+        group->parcels[group->parcel_count++] =
+            (ot_parcel){peer, incoming, 0, (void *)(uintptr_t)data, bytes};
+}
+
+/* "1, 3": the peers of parcels that have not ended, each once. */
+static void list_missing(const ot_group *group, char *out, size_t size)
+{
+    size_t length = 0;
+    out[0] = '\0';
+    for (int peer = 0; peer < group->size; peer++) {
+        int missing = 0;
+        for (size_t p = 0; p < group->parcel_count; p++)
+            missing |= group->parcels[p].peer == peer && !group->parcels[p].ended;
+        if (missing && length < size)
+            length += (size_t)snprintf(out + length, size - length, length > 0 ? ", %d" : "%d", peer);
+    }
+}
+
+static ot_status fail(const ot_group *group, group_verb verb, const char *what, const char *reason)
+{
+    return ot_fail(OT_ERR_DEVICE, "rank %d of %d, step %llu, %s of %s: %s", group->rank, group->size,
+                   (unsigned long long)group->step, verb_names[verb], what, reason);
+}
+
+static ot_status time_out(const ot_group *group, group_verb verb, const char *what)
+{
+    char missing[128], reason[256];
+    list_missing(group, missing, sizeof missing);
+    snprintf(reason, sizeof reason,
+             "waited %.3g s for rank %s; it has died, hangs, or is slower than --rank-timeout allows",
+             ot_seconds(group->timeout_ns), missing);
+    return fail(group, verb, what, reason);
+}
+
+/* Gives the processor to others while nothing comes: ranks may be more than cores. */
+static void rest(unsigned tests)
+{
+    if (tests < EAGER_TESTS) {
+        sched_yield();
+        return;
+    }
+    unsigned doublings = (tests - EAGER_TESTS) / 100;
+    long nap = doublings < 5 ? (long)NAP_NS << doublings : NAP_MOST_NS;
+    nanosleep(&(struct timespec){.tv_nsec = nap < NAP_MOST_NS ? nap : NAP_MOST_NS}, NULL);
+}
+
+/* Moves the parcels that were added. */
+static ot_status exchange(ot_group *group, group_verb verb, const char *what)
+{
+    ot_transport *transport = group->transport;
+    int64_t deadline = ot_clock_ns() + group->timeout_ns;
+    int ended = 0;
+    if (atomic_load_explicit(&group->cancelled, memory_order_relaxed))
+        return fail(group, verb, what, "this rank has failed");
+    if (group->parcel_count > 0 &&
+        transport->start(transport, (int)verb, group->parcels, group->parcel_count) != 0)
+        return fail(group, verb, what, transport->error);
+    for (unsigned tests = 0; group->parcel_count > 0; tests++) {
+        ended = transport->test(transport);
+        if (ended != 0)
+            break;
+        if (atomic_load_explicit(&group->cancelled, memory_order_relaxed))
+            return fail(group, verb, what, "this rank has failed");
+        if (tests % 64 == 0 && ot_clock_ns() > deadline)
+            return time_out(group, verb, what);
+        rest(tests);
+    }
+    group->parcel_count = 0;
+    return ended < 0 ? fail(group, verb, what, transport->error) : OT_OK;
+}
+
+/* ---- the operations ---- */
+
+static size_t least(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+static ot_status gather(ot_group *group, const char *what, char *base, size_t shard)
+{
+    const char *own = base + (size_t)group->rank * shard;
+    for (size_t at = 0; at < shard; at += MESSAGE_BYTES) {
+        size_t bytes = least(shard - at, MESSAGE_BYTES);
+        for (int p = 0; p < group->size; p++)
+            if (p != group->rank) {
+                add_parcel(group, p, 0, own + at, bytes);
+                add_parcel(group, p, 1, base + (size_t)p * shard + at, bytes);
+            }
+        OT_TRY(exchange(group, GATHER, what));
+    }
+    return OT_OK;
+}
+
+static void *piece_of(const ot_group *group, int rank)
+{
+    return group->pieces + (size_t)rank * PIECE_BYTES;
+}
+
+/* own = the sum of rank 0's, 1's, … values, of which all but the own lie in the pieces. */
+static void sum_floats(const ot_group *group, float *own, size_t count)
+{
+    float *sum = group->rank == 0 ? own : piece_of(group, 0);
+    for (int r = 1; r < group->size; r++) {
+        const float *more = r == group->rank ? own : piece_of(group, r);
+        for (size_t i = 0; i < count; i++)
+            sum[i] += more[i];
+    }
+    if (sum != own)
+        memcpy(own, sum, count * sizeof *own);
+}
+
+static ot_status scatter(ot_group *group, const char *what, float *base, size_t shard)
+{
+    const size_t most = PIECE_BYTES / sizeof *base;
+    for (size_t at = 0; at < shard; at += most) {
+        size_t count = least(shard - at, most);
+        for (int p = 0; p < group->size; p++)
+            if (p != group->rank) {
+                add_parcel(group, p, 0, base + (size_t)p * shard + at, count * sizeof *base);
+                add_parcel(group, p, 1, piece_of(group, p), count * sizeof *base);
+            }
+        OT_TRY(exchange(group, SCATTER, what));
+        sum_floats(group, base + (size_t)group->rank * shard + at, count);
+    }
+    return OT_OK;
+}
+
+static void sum_doubles(const ot_group *group, double *own, size_t count)
+{
+    double *sum = group->rank == 0 ? own : piece_of(group, 0);
+    for (int r = 1; r < group->size; r++) {
+        const double *more = r == group->rank ? own : piece_of(group, r);
+        for (size_t i = 0; i < count; i++)
+            sum[i] += more[i];
+    }
+    if (sum != own)
+        memcpy(own, sum, count * sizeof *own);
+}
+
+ot_status ot_group_sum(ot_group *group, const char *what, double *values, size_t count)
+{
+    const size_t most = PIECE_BYTES / sizeof *values;
+    for (size_t at = 0; group != NULL && at < count; at += most) {
+        size_t n = least(count - at, most);
+        for (int p = 0; p < group->size; p++)
+            if (p != group->rank) {
+                add_parcel(group, p, 0, values + at, n * sizeof *values);
+                add_parcel(group, p, 1, piece_of(group, p), n * sizeof *values);
+            }
+        OT_TRY(exchange(group, SUM, what));
+        sum_doubles(group, values + at, n);
+    }
+    return OT_OK;
+}
+
+ot_status ot_group_broadcast(ot_group *group, const char *what, int root, void *data, size_t bytes)
+{
+    char *base = data;
+    for (size_t at = 0; group != NULL && at < bytes; at += MESSAGE_BYTES) {
+        size_t n = least(bytes - at, MESSAGE_BYTES);
+        for (int p = 0; p < group->size; p++)
+            if (p != group->rank && (p == root || group->rank == root))
+                add_parcel(group, p, p == root, base + at, n);
+        OT_TRY(exchange(group, BROADCAST, what));
+    }
+    return OT_OK;
+}
+
+static ot_status transfer(ot_group *group, const char *what, int peer, int incoming, const char *data,
+                          size_t bytes)
+{
+    OT_ASSERT(group != NULL && peer != group->rank && peer >= 0 && peer < group->size);
+    for (size_t at = 0; at < bytes; at += MESSAGE_BYTES) {
+        add_parcel(group, peer, incoming, data + at, least(bytes - at, MESSAGE_BYTES));
+        OT_TRY(exchange(group, PARCEL, what));
+    }
+    return OT_OK;
+}
+
+ot_status ot_group_send(ot_group *group, const char *what, int to, const void *data, size_t bytes)
+{
+    return transfer(group, what, to, 0, data, bytes);
+}
+
+ot_status ot_group_receive(ot_group *group, const char *what, int from, void *data, size_t bytes)
+{
+    return transfer(group, what, from, 1, data, bytes);
+}
+
+/* ---- on a stream ---- */
+
+/* A host function. */
+static ot_status run_call(void *context, ot_status before)
+{
+    const call *c = context;
+    ot_group *group = c->group;
+    ot_status status = OT_OK;
+    if (before == OT_OK)
+        status = c->verb == GATHER ? gather(group, c->what, c->base, c->shard)
+                                   : scatter(group, c->what, c->base, c->shard);
+    pthread_mutex_lock(&group->lock);
+    group->run++;
+    pthread_cond_signal(&group->ended);
+    pthread_mutex_unlock(&group->lock);
+    return status;
+}
+
+static void enqueue(ot_group *group, ot_stream *stream, call given)
+{
+    pthread_mutex_lock(&group->lock);
+    while (group->enqueued - group->run == CALLS_MAX)
+        pthread_cond_wait(&group->ended, &group->lock);
+    call *c = &group->calls[group->enqueued++ % CALLS_MAX];
+    pthread_mutex_unlock(&group->lock);
+    *c = given;
+    ot_stream_call(stream, run_call, c);
+}
+
+void ot_group_gather(ot_group *group, ot_stream *stream, const char *what, void *base, size_t shard_bytes)
+{
+    if (group != NULL)
+        enqueue(group, stream, (call){group, GATHER, what, base, shard_bytes});
+}
+
+void ot_group_scatter(ot_group *group, ot_stream *stream, const char *what, float *base, size_t shard)
+{
+    if (group != NULL)
+        enqueue(group, stream, (call){group, SCATTER, what, base, shard});
+}
+
+/* ---- opening ---- */
+
+static unsigned char pattern(int from, int to, size_t i)
+{
+    return (unsigned char)(from * 31 + to * 17 + (int)(i % 251) * 7);
+}
+
+static ot_status check_pattern(const ot_group *group, int from, const unsigned char *found)
+{
+    for (size_t i = 0; i < PATTERN_BYTES; i++) {
+        unsigned char expected = pattern(from, group->rank, i);
+        if (found[i] != expected)
+            return ot_fail(OT_ERR_DEVICE,
+                           "what rank %d sends arrives damaged at rank %d: byte %zu is %u, expected %u; this "
+                           "machine's shared memory or network cannot be relied on",
+                           from, group->rank, i, found[i], expected);
+    }
+    return OT_OK;
+}
+
+static ot_status test_ways(ot_group *group)
+{
+    size_t peers = (size_t)group->size;
+    unsigned char *out = malloc(2 * peers * PATTERN_BYTES), *in = out + peers * PATTERN_BYTES;
+    if (out == NULL)
+        return ot_fail(OT_ERR_INTERNAL, "out of memory for a group of %d ranks", group->size);
+    memset(in, 0, peers * PATTERN_BYTES);
+    for (int p = 0; p < group->size; p++) {
+        size_t at = (size_t)p * PATTERN_BYTES;
+        for (size_t i = 0; i < PATTERN_BYTES; i++)
+            out[at + i] = pattern(group->rank, p, i);
+        if (p == group->rank)
+            continue;
+        add_parcel(group, p, 0, out + at, PATTERN_BYTES);
+        add_parcel(group, p, 1, in + at, PATTERN_BYTES);
+    }
+    ot_status status = exchange(group, PATTERN, "the ways between ranks");
+    for (int p = 0; p < group->size && status == OT_OK; p++)
+        if (p != group->rank)
+            status = check_pattern(group, p, in + (size_t)p * PATTERN_BYTES);
+    free(out);
+    return status;
+}
+
+int ot_group_is_launched(void)
+{
+    static const char *const variables[] = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"};
+    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++)
+        if (getenv(variables[i]) != NULL)
+            return 1;
+    return 0;
+}
+
+static const char plugin_name[] = "libofftrain_mpi.so";
+
+/* Beside the program, or where it was installed. It stays open until the program ends. MPI's own plugins look for its
+ * symbols among the global ones. */
+static void *open_plugin(void)
+{
+    const int flags = RTLD_NOW | RTLD_GLOBAL;
+    static const char *const folders[] = {"", "../lib/"};
+    char folder[PATH_MAX], path[PATH_MAX + 64];
+    const char *named = getenv("OFFTRAIN_MPI_PLUGIN");
+    if (named != NULL)
+        return dlopen(named, flags);
+    ssize_t length = readlink("/proc/self/exe", folder, sizeof folder - 1);
+    folder[length > 0 ? length : 0] = '\0';
+    char *slash = strrchr(folder, '/');
+    folder[slash != NULL ? slash + 1 - folder : 0] = '\0';
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        snprintf(path, sizeof path, "%s%s%s", folder, folders[i], plugin_name);
+        if (access(path, F_OK) == 0)
+            return dlopen(path, flags);
+    }
+    return NULL;
+}
+
+static ot_status open_mpi(ot_transport **out)
+{
+    char error[OT_TRANSPORT_TEXT_BYTES] = "it is of another version of offtrain; build both again";
+    ot_transport_entry *entry = NULL;
+    (void)dlerror();
+    void *library = open_plugin();
+    if (library == NULL) {
+        const char *reason = dlerror();
+        return ot_fail(OT_ERR_DEVICE, "several ranks need MPI: %s",
+                       reason != NULL ? reason : "libofftrain_mpi.so is not beside the program");
+    }
+    void *symbol = dlsym(library, OT_TRANSPORT_SYMBOL);
+    memcpy(&entry, &symbol, sizeof entry); /* C has no cast for it */
+    *out = entry != NULL ? entry(OT_TRANSPORT_VERSION, error) : NULL;
+    return *out != NULL ? OT_OK : ot_fail(OT_ERR_DEVICE, "%s: %s", plugin_name, error);
+}
+
+static ot_status open_group(const ot_group_options *options, ot_group *group)
+{
+    ot_transport *transport = group->transport;
+    group->rank = transport->rank;
+    group->size = transport->size;
+    group->timeout_ns = (int64_t)((options->timeout_s > 0 ? options->timeout_s : TIMEOUT_S) * 1e9);
+    if (group->size > OT_RANKS_MAX)
+        return ot_fail(OT_ERR_USAGE, "%d ranks; at most %d", group->size, OT_RANKS_MAX);
+    group->pieces = aligned_alloc(64, (size_t)group->size * PIECE_BYTES);
+    if (group->pieces == NULL)
+        return ot_fail(OT_ERR_INTERNAL, "out of memory for a group of %d ranks", group->size);
+    return test_ways(group);
+}
+
+static void free_group(ot_group *group)
+{
+    pthread_cond_destroy(&group->ended);
+    pthread_mutex_destroy(&group->lock);
+    free(group->pieces);
+    free(group);
+}
+
+ot_status ot_group_open(const ot_group_options *options, ot_group **out)
+{
+    ot_transport *transport = options->transport;
+    *out = NULL;
+    if (transport == NULL)
+        OT_TRY(open_mpi(&transport));
+    if (transport->size == 1) {
+        transport->close(transport);
+        return OT_OK;
+    }
+    ot_group *group = calloc(1, sizeof *group);
+    if (group == NULL)
+        return ot_fail(OT_ERR_INTERNAL, "out of memory for a group of ranks");
+    pthread_mutex_init(&group->lock, NULL);
+    pthread_cond_init(&group->ended, NULL);
+    group->transport = transport;
+    ot_status status = open_group(options, group);
+    if (status != OT_OK) {
+        free_group(group); /* the transport stays: its peers wait for nobody who leaves it so */
+        return status;
+    }
+    *out = group;
+    return OT_OK;
+}
+
+void ot_group_close(ot_group *group)
+{
+    if (group == NULL)
+        return;
+    group->transport->close(group->transport);
+    free_group(group);
+}
+
+void ot_group_abort(ot_group *group, int code)
+{
+    if (group != NULL)
+        group->transport->abort(group->transport, code);
+}

@@ -1,0 +1,77 @@
+/* The group of ranks that train one model together, and their collective operations.
+ *
+ * Every rank calls the same operations in the same order with the same sizes. At most one operation of a group is under
+ * way at a time: those on a stream are ordered by it, and the caller sees to it that nothing of a stream is left when it
+ * calls one of the host's. Sums are taken in the order of the ranks, so they are the same bytes in every run and on every
+ * rank.
+ *
+ * `what` names the object in messages ("model.layers.3"); it lives until the operation has run. An operation that has
+ * waited for longer than the group's timeout fails with OT_ERR_DEVICE; the text names this rank, the step, the operation
+ * and the ranks that did not come. After a failure a group is good for ot_group_abort alone.
+ *
+ * NULL is a group of one, for which every operation is nothing. */
+#ifndef OT_KERNELS_COLLECTIVE_H
+#define OT_KERNELS_COLLECTIVE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "io/status.h"
+#include "kernels/device.h"
+#include "kernels/transport.h"
+
+typedef struct ot_group ot_group;
+
+typedef struct ot_group_options {
+    ot_transport *transport; /* NULL: MPI */
+    double timeout_s;        /* of one operation; 0: half an hour */
+} ot_group_options;
+
+/* Whether an MPI launcher has started this process as one of several ranks, or of one. */
+int ot_group_is_launched(void);
+
+/* Joins the group and tests the way between each two ranks in both directions with a pattern. `*out` is NULL where this
+ * is the only rank. OT_ERR_DEVICE where MPI does not work, or a pattern arrives damaged: the text names both ranks. */
+ot_status ot_group_open(const ot_group_options *options, ot_group **out) OT_MUST_CHECK;
+
+/* Leaves the group when all ranks do; nothing is under way. NULL is allowed. */
+void ot_group_close(ot_group *group);
+
+/* Ends the processes of all ranks with this exit code, after a failure that this rank has told about. With NULL it returns. */
+void ot_group_abort(ot_group *group, int code);
+
+/* Makes the operation under way and all later ones fail soon: this rank will not go on. Any thread. */
+void ot_group_cancel(ot_group *group);
+
+int ot_group_rank(const ot_group *group); /* from 0 */
+int ot_group_size(const ot_group *group);
+
+/* Which step messages name from now on. Nothing is under way. */
+void ot_group_set_step(ot_group *group, uint64_t step);
+
+/* ---- On a stream of a device with host memory; failures stick to the device ---- */
+
+/* All-gather in place: `base` holds `size` shards of shard_bytes each, in the order of the ranks; each rank's own becomes
+ * everybody's. */
+void ot_group_gather(ot_group *group, ot_stream *stream, const char *what, void *base, size_t shard_bytes);
+
+/* Reduce-scatter in place: `base` holds `size` shards of `shard` elements each; the own one becomes the sum of all
+ * ranks' in FP32, the others are left as they were. */
+void ot_group_scatter(ot_group *group, ot_stream *stream, const char *what, float *base, size_t shard);
+
+/* ---- On the host; they block ---- */
+
+/* All-reduce: each of the values becomes the sum over all ranks. */
+ot_status ot_group_sum(ot_group *group, const char *what, double *values, size_t count) OT_MUST_CHECK;
+
+/* The root's bytes become everybody's. */
+ot_status ot_group_broadcast(ot_group *group, const char *what, int root, void *data,
+                             size_t bytes) OT_MUST_CHECK;
+
+/* From one rank to another, which receives as many bytes, in order. */
+ot_status ot_group_send(ot_group *group, const char *what, int to, const void *data,
+                        size_t bytes) OT_MUST_CHECK;
+ot_status ot_group_receive(ot_group *group, const char *what, int from, void *data,
+                           size_t bytes) OT_MUST_CHECK;
+
+#endif

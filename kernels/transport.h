@@ -1,0 +1,46 @@
+/* What carries bytes between the ranks of a group: the table behind collective.h. For implementations and tests only.
+ *
+ * One exchange at a time: a number of parcels, each from or to one peer, started together and tested until all have ended.
+ * Parcels between two ranks with one tag arrive in the order in which they were sent, and sender and receiver agree on
+ * their sizes. A loaded implementation exports one function, OT_TRANSPORT_SYMBOL of type ot_transport_entry. */
+#ifndef OT_KERNELS_TRANSPORT_H
+#define OT_KERNELS_TRANSPORT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    OT_TRANSPORT_VERSION = 1, /* one more for every change of this file */
+    OT_RANKS_MAX = 64,
+    OT_PARCELS_MAX = 2 * OT_RANKS_MAX,
+    OT_PARCEL_BYTES_MAX = 1 << 30,
+    OT_TRANSPORT_TEXT_BYTES = 256,
+};
+
+typedef struct ot_parcel {
+    int peer, incoming; /* from which rank it comes, or to which it goes */
+    int ended;          /* set by `test` */
+    void *data;         /* only read where it goes out */
+    size_t bytes;       /* up to OT_PARCEL_BYTES_MAX */
+} ot_parcel;
+
+typedef struct ot_transport ot_transport;
+struct ot_transport {
+    int rank, size;
+    char error[OT_TRANSPORT_TEXT_BYTES]; /* of the last call that failed */
+
+    /* Starts the parcels, which the caller leaves alone until they have ended. 0, or -1 for a failure. */
+    int (*start)(ot_transport *transport, int tag, ot_parcel *parcels, size_t count);
+    /* 1: all parcels have ended; 0: some have not, which is no reason to wait; -1: a failure. */
+    int (*test)(ot_transport *transport);
+    /* Leaves the group, and returns when all ranks do. */
+    void (*close)(ot_transport *transport);
+    /* Ends the processes of all ranks, this one included, with an exit code. */
+    void (*abort)(ot_transport *transport, int code);
+};
+
+/* The transport of this process, or NULL with the reason in `error`. */
+typedef ot_transport *ot_transport_entry(uint32_t version, char error[OT_TRANSPORT_TEXT_BYTES]);
+#define OT_TRANSPORT_SYMBOL "ot_transport_open"
+
+#endif

@@ -1,0 +1,306 @@
+/* Collective operations against what each rank can work out alone, on odd sizes: between threads, and between processes
+ * where mpirun has started this program. Faults: a damaged way, a rank that does not come, one that gives up. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/ranks.h"
+#include "tests/support/test.h"
+
+enum { RANKS = 4, GUARD = 0x5a };
+
+typedef struct rig {
+    ot_group *group;
+    int rank, size;
+    ot_device *device;
+    ot_stream *stream;
+    char *memory; /* of the device */
+} rig;
+
+static void open_rig(rig *g, ot_group *group, uint64_t bytes)
+{
+    const ot_device_options device = {.kind = "cpu",
+                                      .memory_bytes = bytes + (8 << 20),
+                                      .threads = 1,
+                                      .jitter_ns = 20000,
+                                      .queue_length = 8};
+    const ot_stream_options stream = {.kind = OT_STREAM_COLLECTIVE, .name = "collective"};
+    void *base;
+    *g = (rig){.group = group, .rank = ot_group_rank(group), .size = ot_group_size(group)};
+    must(ot_device_open(&device, &g->device) == OT_OK);
+    must(ot_stream_open(g->device, &stream, &g->stream) == OT_OK);
+    must(ot_device_arena_open(g->device, "test", bytes, &base) == OT_OK);
+    g->memory = base;
+}
+
+/* The same on all ranks, and nowhere a number that is easy to come by. */
+static unsigned char byte_of(int rank, size_t i)
+{
+    return (unsigned char)((size_t)rank * 77 + i * 131 + i / 4096);
+}
+
+static float value_of(int rank, size_t i)
+{
+    return ((float)((i * 2654435761u) % 1000003) - 5e5f) * (rank % 2 ? 1e-3f : 1.7f) + (float)rank;
+}
+
+static void gathers(rig *g, size_t shard)
+{
+    size_t bytes = shard * (size_t)g->size;
+    memset(g->memory, GUARD, bytes + 64);
+    for (size_t i = 0; i < shard; i++)
+        g->memory[(size_t)g->rank * shard + i] = (char)byte_of(g->rank, i);
+    ot_group_gather(g->group, g->stream, "bytes", g->memory, shard);
+    must(ot_stream_synchronize(g->stream) == OT_OK);
+    for (int r = 0; r < g->size; r++)
+        for (size_t i = 0; i < shard; i++)
+            must((unsigned char)g->memory[(size_t)r * shard + i] == byte_of(r, i));
+    for (size_t i = 0; i < 64; i++)
+        must(g->memory[bytes + i] == GUARD);
+}
+
+static void scatters(rig *g, size_t shard)
+{
+    float *x = (float *)(void *)g->memory;
+    size_t count = shard * (size_t)g->size;
+    for (size_t i = 0; i < count; i++)
+        x[i] = value_of(g->rank, i);
+    ot_group_scatter(g->group, g->stream, "values", x, shard);
+    must(ot_stream_synchronize(g->stream) == OT_OK);
+    for (size_t i = 0; i < count; i++) {
+        float expected = value_of(0, i);
+        for (int r = 1; r < g->size; r++)
+            expected += value_of(r, i);
+        if (i / shard != (size_t)g->rank)
+            expected = value_of(g->rank, i);
+        must(memcmp(&x[i], &expected, sizeof expected) == 0);
+    }
+}
+
+static void sums(rig *g, size_t count)
+{
+    double *x = malloc((count + 1) * sizeof *x);
+    for (size_t i = 0; i < count; i++)
+        x[i] = (double)value_of(g->rank, i) / 3;
+    x[count] = GUARD;
+    must(ot_group_sum(g->group, "numbers", x, count) == OT_OK);
+    for (size_t i = 0; i < count; i++) {
+        double expected = (double)value_of(0, i) / 3;
+        for (int r = 1; r < g->size; r++)
+            expected += (double)value_of(r, i) / 3;
+        must(memcmp(&x[i], &expected, sizeof expected) == 0);
+    }
+    must(x[count] > GUARD - 1 && x[count] < GUARD + 1);
+    free(x);
+}
+
+static void broadcasts(rig *g, size_t bytes)
+{
+    unsigned char *x = malloc(bytes + 1);
+    for (int root = 0; root < g->size; root++) {
+        for (size_t i = 0; i < bytes; i++)
+            x[i] = g->rank == root ? byte_of(root, i) : 0;
+        x[bytes] = GUARD;
+        must(ot_group_broadcast(g->group, "bytes", root, x, bytes) == OT_OK);
+        for (size_t i = 0; i < bytes; i++)
+            must(x[i] == byte_of(root, i));
+        must(x[bytes] == GUARD);
+    }
+    free(x);
+}
+
+/* Rank 0 hears from all others, in turn. */
+static void collects(rig *g, size_t bytes)
+{
+    unsigned char *x = malloc(bytes + 1);
+    for (size_t i = 0; i < bytes; i++)
+        x[i] = byte_of(g->rank, i);
+    if (g->rank != 0)
+        must(ot_group_send(g->group, "bytes", 0, x, bytes) == OT_OK);
+    for (int r = 1; r < g->size && g->rank == 0; r++) {
+        must(ot_group_receive(g->group, "bytes", r, x, bytes) == OT_OK);
+        for (size_t i = 0; i < bytes; i++)
+            must(x[i] == byte_of(r, i));
+    }
+    free(x);
+}
+
+/* More than may be on their way at once, each on what the one before has left. */
+static void streams(rig *g)
+{
+    enum { MANY = 200, COUNT = 5 };
+    float *x = (float *)(void *)g->memory, expected = 1;
+    for (int i = 0; i < COUNT * g->size; i++)
+        x[i] = 1;
+    for (int k = 0; k < MANY; k++) {
+        ot_group_scatter(g->group, g->stream, "values", x, COUNT);
+        ot_group_gather(g->group, g->stream, "values", x, COUNT * sizeof *x);
+        expected = expected * (float)g->size > 1e30f ? 0 : expected * (float)g->size;
+        if (expected <= 0) {
+            ot_copy_zero(g->stream, x, sizeof *x * COUNT * (size_t)g->size);
+            expected = 0;
+        }
+    }
+    must(ot_stream_synchronize(g->stream) == OT_OK);
+    for (int i = 0; i < COUNT * g->size; i++)
+        must(memcmp(&x[i], &expected, sizeof expected) == 0);
+}
+
+static void everything(ot_group *group, void *context)
+{
+    static const size_t sizes[] = {0, 1, 7, 4097, (1 << 18) + 5};
+    size_t longest = (16 << 20) + 3;
+    rig g;
+    (void)context;
+    open_rig(&g, group, (uint64_t)longest * (uint64_t)ot_group_size(group) + 64);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        gathers(&g, sizes[i]);
+        if (sizes[i] > 0)
+            scatters(&g, sizes[i]);
+        sums(&g, sizes[i]);
+        broadcasts(&g, sizes[i]);
+        collects(&g, sizes[i]);
+    }
+    gathers(&g, longest);
+    collects(&g, longest);
+    streams(&g);
+    ot_device_close(g.device);
+}
+
+static void operations_do_what_they_say(void **state)
+{
+    (void)state;
+    for (int size = 1; size <= RANKS; size++)
+        ranks_run(size, 60, everything, NULL);
+}
+
+/* ---- faults ---- */
+
+static void says(const char *text)
+{
+    if (strstr(ot_error_text(), text) == NULL)
+        fail_msg("\"%s\" is not in \"%s\"", text, ot_error_text());
+}
+
+typedef struct opening {
+    ot_transport *transport;
+    ot_group *group;
+    ot_status status;
+    ot_error error;
+} opening;
+
+static void *open_one(void *argument)
+{
+    opening *o = argument;
+    const ot_group_options options = {o->transport, 2};
+    o->status = ot_group_open(&options, &o->group);
+    o->error = ot_error_take();
+    return NULL;
+}
+
+static void open_all(ranks *r, opening openings[], int size)
+{
+    pthread_t threads[RANKS];
+    for (int rank = 0; rank < size; rank++) {
+        openings[rank] = (opening){.transport = ranks_transport(r, rank)};
+        assert_int_equal(pthread_create(&threads[rank], NULL, open_one, &openings[rank]), 0);
+    }
+    for (int rank = 0; rank < size; rank++)
+        pthread_join(threads[rank], NULL);
+}
+
+static void a_damaged_way_is_named(void **state)
+{
+    (void)state;
+    for (int from = 0; from < 3; from++)
+        for (int to = 0; to < 3; to++) {
+            if (from == to)
+                continue;
+            opening openings[RANKS];
+            char text[64];
+            ranks *r = ranks_open(3, (ranks_fault){from, to});
+            open_all(r, openings, 3);
+            for (int rank = 0; rank < 3; rank++)
+                assert_int_equal(openings[rank].status, rank == to ? OT_ERR_DEVICE : OT_OK);
+            snprintf(text, sizeof text, "rank %d sends arrives damaged at rank %d", from, to);
+            assert_int_equal(ot_error_raise(&openings[to].error), OT_ERR_DEVICE);
+            says(text);
+            for (int rank = 0; rank < 3; rank++)
+                ot_group_close(openings[rank].group);
+            ranks_close(r);
+        }
+}
+
+/* Only rank 1 of three goes on. */
+static void who_does_not_come_is_named(void **state)
+{
+    (void)state;
+    opening openings[RANKS];
+    double number = 1;
+    rig g;
+    ranks *r = ranks_open(3, (ranks_fault){-1, -1});
+    open_all(r, openings, 3);
+    ot_group_set_step(openings[1].group, 17);
+    assert_int_equal(ot_group_sum(openings[1].group, "the loss", &number, 1), OT_ERR_DEVICE);
+    says("rank 1 of 3, step 17, all-reduce of the loss: waited 2 s for rank 0, 2;");
+    for (int rank = 0; rank < 3; rank++)
+        ot_group_close(openings[rank].group);
+    ranks_close(r);
+
+    r = ranks_open(3, (ranks_fault){-1, -1});
+    open_all(r, openings, 3);
+    open_rig(&g, openings[1].group, 4096);
+    ot_group_gather(g.group, g.stream, "model.layers.3", g.memory, 16);
+    assert_int_equal(ot_stream_synchronize(g.stream), OT_ERR_DEVICE);
+    says("all-gather of model.layers.3");
+    ot_device_close(g.device);
+    for (int rank = 0; rank < 3; rank++)
+        ot_group_close(openings[rank].group);
+    ranks_close(r);
+}
+
+static void giving_up_ends_what_waits(void **state)
+{
+    (void)state;
+    opening openings[RANKS];
+    rig g;
+    ranks *r = ranks_open(2, (ranks_fault){-1, -1});
+    open_all(r, openings, 2);
+    open_rig(&g, openings[0].group, 4096);
+    ot_group_gather(g.group, g.stream, "weights", g.memory, 16);
+    ot_group_cancel(g.group);
+    assert_int_equal(ot_stream_synchronize(g.stream), OT_ERR_DEVICE);
+    says("this rank has failed");
+    ot_device_close(g.device);
+    for (int rank = 0; rank < 2; rank++)
+        ot_group_close(openings[rank].group);
+    ranks_close(r);
+}
+
+/* Under mpirun: this process is one rank. Its argument says how many there must be. */
+static int run_launched(const char *size)
+{
+    const ot_group_options options = {.timeout_s = 60};
+    ot_group *group;
+    must(ot_group_open(&options, &group) == OT_OK);
+    must(ot_group_size(group) == atoi(size));
+    everything(group, NULL);
+    if (ot_group_rank(group) == 0)
+        printf("%s ranks: all operations are right\n", size);
+    ot_group_close(group);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(operations_do_what_they_say),
+        cmocka_unit_test(a_damaged_way_is_named),
+        cmocka_unit_test(who_does_not_come_is_named),
+        cmocka_unit_test(giving_up_ends_what_waits),
+    };
+    if (argc > 1)
+        return run_launched(argv[1]);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
