@@ -216,6 +216,14 @@ static void touch(ot_builder *builder, uint32_t o)
         write_place(builder, o, places[1]);
         write_place(builder, o, places[2]);
         break;
+    case OT_OP_GATHER:
+        write_place(builder, o, places[0]);
+        break;
+    case OT_OP_SCATTER:
+        for (int i = 0; i < 3; i++)
+            if (i != 1 || places[1] != places[0])
+                write_place(builder, o, places[i]);
+        break;
     case OT_OP_UPDATE:
     case OT_OP_LOAD:
         for (int i = 0; i < 4; i++)
@@ -277,13 +285,21 @@ static void add_waits(ot_builder *builder, ot_operation *operation, progress *kn
 static ot_lane lane_of(ot_operation_kind kind)
 {
     static const ot_lane lanes[OT_OP_KINDS] = {
-        [OT_OP_READ] = OT_LANE_NVME_READ, [OT_OP_WRITE] = OT_LANE_NVME_WRITE,
-        [OT_OP_H2D] = OT_LANE_H2D,        [OT_OP_D2H] = OT_LANE_D2H,
-        [OT_OP_DATA] = OT_LANE_H2D,       [OT_OP_FORWARD] = OT_LANE_COMPUTE,
-        [OT_OP_HEAD] = OT_LANE_COMPUTE,   [OT_OP_BACKWARD] = OT_LANE_COMPUTE,
-        [OT_OP_REDUCE] = OT_LANE_COMPUTE, [OT_OP_UPDATE] = OT_LANE_CPU,
-        [OT_OP_LOAD] = OT_LANE_CPU,       [OT_OP_SAVE] = OT_LANE_CPU,
+        [OT_OP_READ] = OT_LANE_NVME_READ,
+        [OT_OP_WRITE] = OT_LANE_NVME_WRITE,
+        [OT_OP_H2D] = OT_LANE_H2D,
+        [OT_OP_D2H] = OT_LANE_D2H,
+        [OT_OP_DATA] = OT_LANE_H2D,
+        [OT_OP_FORWARD] = OT_LANE_COMPUTE,
+        [OT_OP_HEAD] = OT_LANE_COMPUTE,
+        [OT_OP_BACKWARD] = OT_LANE_COMPUTE,
+        [OT_OP_REDUCE] = OT_LANE_COMPUTE,
+        [OT_OP_UPDATE] = OT_LANE_CPU,
+        [OT_OP_LOAD] = OT_LANE_CPU,
+        [OT_OP_SAVE] = OT_LANE_CPU,
         [OT_OP_MEASURE] = OT_LANE_CPU,
+        [OT_OP_GATHER] = OT_LANE_COLLECTIVE,
+        [OT_OP_SCATTER] = OT_LANE_COLLECTIVE,
     };
     return lanes[kind];
 }

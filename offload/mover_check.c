@@ -59,7 +59,12 @@ static void check_operation(const ot_plan *plan, const ot_operation *operation)
     case OT_OP_HEAD:
     case OT_OP_BACKWARD:
     case OT_OP_REDUCE:
-        OT_ASSERT(lane == OT_LANE_COMPUTE || lane == OT_LANE_COLLECTIVE);
+        OT_ASSERT(lane == OT_LANE_COMPUTE);
+        check_tier(plan, operation, OT_TIER_DEVICE);
+        break;
+    case OT_OP_GATHER:
+    case OT_OP_SCATTER:
+        OT_ASSERT(lane == OT_LANE_COLLECTIVE);
         check_tier(plan, operation, OT_TIER_DEVICE);
         break;
     default:

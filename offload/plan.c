@@ -46,7 +46,7 @@ const char *ot_operation_name(ot_operation_kind kind)
 {
     static const char *const names[OT_OP_KINDS] = {"read",    "write", "h2d",      "d2h",    "data",
                                                    "forward", "head",  "backward", "reduce", "update",
-                                                   "measure", "load",  "save"};
+                                                   "measure", "load",  "save",     "gather", "scatter"};
     return (unsigned)kind < OT_OP_KINDS ? names[kind] : "?";
 }
 

@@ -29,6 +29,10 @@
  * on the device; SAVE hands every home over, chunk by chunk in model order. Micro-batches run 0 … M-1 in
  * forward and in backward alike, so that gradients add up in one order wherever things lie.
  *
+ * With several ranks each layer's flat vector is cut into as many shards. Homes, chunks and what crosses to and from the
+ * host are of this rank's; on the device a layer is whole: its own slice is sent there, then all ranks' are gathered, and
+ * its gradient's slices are summed over all ranks before the own one is reduced.
+ *
  * For inference only the weights exist, nothing is kept for a backward, and LOAD, EVAL, LOGITS and SAVE are the lists
  * that are not empty. */
 #ifndef OT_OFFLOAD_PLAN_H
@@ -100,6 +104,13 @@ typedef struct ot_rates {
     int nvme_half_duplex;            /* reads and writes take turns: together they have the rate of one */
 } ot_rates;
 
+/* Elements of each rank's shard of a layer (ZeRO-3): all alike, the last ones padded, whole blocks of sums. */
+static inline uint64_t ot_shard_params(uint64_t params, int ranks)
+{
+    const uint64_t all = (uint64_t)ranks * OT_SUM_BLOCK;
+    return ranks <= 1 ? params : (params + all - 1) / all * OT_SUM_BLOCK;
+}
+
 typedef struct ot_plan_request {
     /* Model, in forward order: stage 0 makes the first boundary, the last one consumes the last. */
     const ot_plan_layer *layers;
@@ -124,6 +135,10 @@ typedef struct ot_plan_request {
     int moments;  /* 2; 1 (SGD with momentum, Lion); 0 */
     int measured; /* 1: a layer's update is preceded by two passes over its whole gradient (Adafactor) */
     ot_dtype grad_dtype; /* as it crosses to the host */
+
+    /* The group, of which everything else holds for one rank. All ranks with the same request have the same plan but for
+     * where their shards begin, and so their collective operations in the same order. */
+    int ranks, rank; /* 0 or 1 ranks: alone */
 
     /* Choices; 0 or automatic: the plan's. */
     ot_placement weights;   /* device: kept there as well as at home; host or nvme: the home */
@@ -155,7 +170,8 @@ typedef struct ot_place {
     int32_t chunk;   /* whose home it is, or -1: a slot */
 } ot_place;
 
-/* A run of `count` elements of a layer's flat vector, from `first`. All planes are cut alike. */
+/* A run of `count` elements of a layer's flat vector, from `first`. All planes are cut alike. With several ranks the last
+ * chunks of a layer may begin or end beyond its elements: what is there is zero and stays so. */
 typedef struct ot_chunk {
     int32_t layer;
     uint64_t first, count;
@@ -184,6 +200,9 @@ typedef enum ot_operation_kind {
     OT_OP_LOAD,    /* cpu: chunk: fills weight [0], master [1], moment1 [2], moment2 [3] from a model, a
                      checkpoint or a seed */
     OT_OP_SAVE,    /* cpu: chunk: hands the same places over, to be written to a checkpoint or hashed */
+    OT_OP_GATHER, /* collective: of a layer's weights [0] all ranks' slices, each of which has its own; bytes: that come */
+    OT_OP_SCATTER, /* collective, in place of the reduction: the layer's FP32 gradient [0] is summed over all ranks,
+                    * the own slice, from byte `offset` on, reduced → [1] (which may be [0], in place), sums [2] */
     OT_OP_KINDS,
 } ot_operation_kind;
 

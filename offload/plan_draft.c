@@ -53,9 +53,10 @@ static ot_status check_stages(const ot_plan_request *request)
 
 size_t ot_operations_most(const ot_plan_request *request, size_t chunks)
 {
-    const double per_micro_batch = 3, per_chunk = 22;
+    const double per_micro_batch = 3, per_chunk = 22, per_layer = request->ranks > 1 ? 6 : 0;
     double visits = 2 * (double)request->stage_count - 1;
-    double most = per_micro_batch * visits * (double)request->micro_batches + per_chunk * (double)chunks;
+    double most = per_micro_batch * visits * (double)request->micro_batches + per_chunk * (double)chunks +
+                  per_layer * (double)request->layer_count;
     return most < (double)(SIZE_MAX / 2) ? (size_t)most : SIZE_MAX / 2;
 }
 
@@ -72,9 +73,22 @@ static ot_status check_length(const ot_plan_request *request, size_t chunks)
         request->micro_batches, request->stage_count, chunks, most, (int)OT_LIST_OPERATIONS_MAX);
 }
 
+static ot_status check_ranks(const ot_plan_request *request)
+{
+    int ranks = request->ranks > 1 ? request->ranks : 1;
+    if (request->ranks < 0 || request->rank < 0 || request->rank >= ranks)
+        return ot_fail(OT_ERR_USAGE, "rank %d of %d: expected 0 to %d", request->rank, request->ranks,
+                       ranks - 1);
+    if (ranks > 1 && request->measured)
+        return ot_fail(OT_ERR_USAGE,
+                       "passes over a layer's whole gradient, of which %d ranks have a part each", ranks);
+    return OT_OK;
+}
+
 static ot_status check_request(const ot_plan_request *request)
 {
     OT_TRY(check_stages(request));
+    OT_TRY(check_ranks(request));
     if (request->chunk_params % OT_SUM_BLOCK != 0)
         return ot_fail(OT_ERR_USAGE, "chunks of %llu elements: expected a multiple of %d",
                        (unsigned long long)request->chunk_params, OT_SUM_BLOCK);
@@ -124,7 +138,7 @@ static uint64_t chunk_params(const ot_plan_request *request)
         return request->chunk_params;
     uint64_t total = 0, blocks;
     for (size_t l = 0; l < request->layer_count; l++)
-        total += request->layers[l].params;
+        total += ot_layer_shard(request, l);
     blocks = total / request->layer_count / CHUNKS_A_LAYER / OT_SUM_BLOCK;
     blocks = blocks > 0 ? blocks : 1;
     return blocks * OT_SUM_BLOCK < CHUNK_PARAMS_MAX ? blocks * OT_SUM_BLOCK : CHUNK_PARAMS_MAX;
@@ -134,7 +148,7 @@ static uint64_t count_chunks(const ot_plan_request *request, uint64_t size)
 {
     uint64_t count = 0;
     for (size_t l = 0; l < request->layer_count; l++)
-        count += (request->layers[l].params - 1) / size + 1;
+        count += (ot_layer_shard(request, l) - 1) / size + 1;
     return count;
 }
 
@@ -149,9 +163,11 @@ static ot_status cut_chunks(ot_draft *draft)
         return ot_fail(OT_ERR_INTERNAL, "no memory for a plan of %llu chunks", (unsigned long long)count);
     for (size_t l = 0; l < request->layer_count; l++) {
         plan->layer_chunks[l] = (uint32_t)plan->chunk_count;
-        for (uint64_t first = 0; first < request->layers[l].params; first += size) {
-            uint64_t left = request->layers[l].params - first;
-            ot_chunk chunk = {.layer = (int32_t)l, .first = first, .count = left < size ? left : size};
+        uint64_t shard = ot_layer_shard(request, l), begin = (uint64_t)request->rank * shard;
+        for (uint64_t first = 0; first < shard; first += size) {
+            uint64_t left = shard - first;
+            ot_chunk chunk = {
+                .layer = (int32_t)l, .first = begin + first, .count = left < size ? left : size};
             plan->chunks[plan->chunk_count++] = chunk;
         }
     }

@@ -73,7 +73,7 @@ typedef struct ot_draft {
 
 /* What a step's list has at most: a computation and two moves a micro-batch and visit; for a chunk its update, five
  * reads, four writes, its gradient's two moves, two passes over it with a read each, and a read and a copy for each of
- * up to three visits that fetch it. */
+ * up to three visits that fetch it. With several ranks, for a layer up to five times its gathering, and its scattering. */
 size_t ot_operations_most(const ot_plan_request *request, size_t chunks);
 
 /* Checks the request, cuts the chunks, and allocates everything but places and lists. */
@@ -120,6 +120,18 @@ ot_status ot_draft_place_grads(ot_draft *draft) OT_MUST_CHECK;
 static inline size_t ot_draft_layers(const ot_draft *draft)
 {
     return draft->request->layer_count;
+}
+
+/* Elements of this rank's shard of a layer, and of the whole layer on the device, with the padding of all shards. */
+static inline uint64_t ot_layer_shard(const ot_plan_request *request, size_t layer)
+{
+    return ot_shard_params(request->layers[layer].params, request->ranks);
+}
+
+static inline uint64_t ot_layer_whole(const ot_plan_request *request, size_t layer)
+{
+    uint64_t ranks = request->ranks > 1 ? (uint64_t)request->ranks : 1;
+    return ot_layer_shard(request, layer) * ranks;
 }
 
 /* The stage of a visit. */

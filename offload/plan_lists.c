@@ -75,6 +75,33 @@ static void send_weights(emitter *e, int32_t chunk, int32_t source, int32_t targ
          chunk_bytes(e, chunk, OT_PLANE_WEIGHT));
 }
 
+/* Once each rank has sent its own slice of a layer. */
+static void gather(emitter *e, int32_t layer, int32_t place)
+{
+    uint64_t shard = ot_layer_shard(e->request, (size_t)layer);
+    if (e->request->ranks <= 1)
+        return;
+    ot_operation o = operation(OT_OP_GATHER);
+    o.layer = layer;
+    o.places[0] = place;
+    o.bytes = (uint64_t)(e->request->ranks - 1) * ot_plane_bytes(e->request, OT_PLANE_WEIGHT, shard);
+    ot_builder_add(e->builder, &o);
+}
+
+static int is_last_of_layer(const emitter *e, int32_t chunk)
+{
+    return (uint32_t)chunk + 1 == e->plan->layer_chunks[e->plan->chunks[chunk].layer + 1];
+}
+
+/* Whether any chunk of a layer is updated in the step after, or any inside backward. */
+static int has_chunk(const emitter *e, int32_t layer, int deferred)
+{
+    for (uint32_t c = e->plan->layer_chunks[layer]; c < e->plan->layer_chunks[layer + 1]; c++)
+        if (e->draft->deferred[c] == deferred)
+            return 1;
+    return 0;
+}
+
 static int32_t next_slot(ot_pool *pool)
 {
     OT_ASSERT(pool->count > 0);
@@ -173,6 +200,8 @@ static void prepare(emitter *e, size_t visit, size_t m)
             update_chunk(e, chunk, NONE, draft->weights[visit][j]);
         else if (draft->fetched[visit][j])
             send_weights(e, chunk, bring_to_host(e, chunk, OT_PLANE_WEIGHT, 1), draft->weights[visit][j]);
+        if (is_last_of_layer(e, chunk) && (draft->fetched[visit][j] || has_chunk(e, l, 1)))
+            gather(e, l, draft->weights[visit][j]);
     }
 }
 
@@ -322,6 +351,12 @@ static void backward(emitter *e, size_t visit, size_t m)
 
 /* ---- gradients ---- */
 
+/* Where this rank's shard of a layer begins. */
+static uint64_t own_first(const emitter *e, int32_t layer)
+{
+    return (uint64_t)e->request->rank * ot_layer_shard(e->request, (size_t)layer);
+}
+
 /* Takes one reduced chunk to its home or straight into its update. */
 static void return_gradient(emitter *e, int32_t chunk)
 {
@@ -329,13 +364,16 @@ static void return_gradient(emitter *e, int32_t chunk)
             host = home;
     if (home == NONE || place_at(e, home)->tier == OT_TIER_NVME)
         host = next_slot(&e->draft->rings[OT_PLANE_GRAD]);
+    uint64_t in_place = e->draft->staging[layer] == e->draft->grad32[layer],
+             first = e->plan->chunks[chunk].first - (in_place ? 0 : own_first(e, layer));
     move(e, chunk_operation(e, OT_OP_D2H, chunk), e->draft->staging[layer], host,
-         ot_plane_bytes(e->request, OT_PLANE_GRAD, e->plan->chunks[chunk].first),
-         chunk_bytes(e, chunk, OT_PLANE_GRAD));
+         ot_plane_bytes(e->request, OT_PLANE_GRAD, first), chunk_bytes(e, chunk, OT_PLANE_GRAD));
     if (home == NONE)
         update_chunk(e, chunk, host, e->plan->resident[layer]);
     else if (host != home)
         move_chunk(e, OT_OP_WRITE, chunk, OT_PLANE_GRAD, host, home);
+    if (e->plan->resident[layer] != NONE && is_last_of_layer(e, chunk) && has_chunk(e, layer, 0))
+        gather(e, layer, e->plan->resident[layer]);
 }
 
 /* With the update inside backward the chunks of a layer are spread over the micro-batches of the next visit.
@@ -349,12 +387,15 @@ static void return_gradients(emitter *e, size_t m)
 
 static void reduce(emitter *e, int32_t layer)
 {
-    ot_operation o = operation(OT_OP_REDUCE);
+    uint64_t peers = e->request->ranks > 1 ? (uint64_t)e->request->ranks - 1 : 0;
+    ot_operation o = operation(peers > 0 ? OT_OP_SCATTER : OT_OP_REDUCE);
     int32_t sums = e->draft->sums[e->reduced++ % 2];
     o.layer = layer;
     o.places[0] = e->draft->grad32[layer];
     o.places[1] = e->draft->staging[layer];
     o.places[2] = sums;
+    o.offset = own_first(e, layer) * sizeof(float);
+    o.bytes = peers * ot_layer_shard(e->request, (size_t)layer) * sizeof(float);
     ot_builder_add(e->builder, &o);
     ot_operation copy = operation(OT_OP_D2H);
     copy.layer = layer;
@@ -397,9 +438,13 @@ static void step(emitter *e, size_t visits)
 
 static void drain(emitter *e)
 {
-    for (size_t c = 0; c < e->plan->chunk_count; c++)
+    for (size_t c = 0; c < e->plan->chunk_count; c++) {
+        int32_t chunk = (int32_t)c, layer = e->plan->chunks[c].layer, resident = e->plan->resident[layer];
         if (e->draft->deferred[c])
-            update_chunk(e, (int32_t)c, NONE, e->plan->resident[e->plan->chunks[c].layer]);
+            update_chunk(e, chunk, NONE, resident);
+        if (resident != NONE && is_last_of_layer(e, chunk) && has_chunk(e, layer, 1))
+            gather(e, layer, resident);
+    }
 }
 
 static void load_or_save(emitter *e, ot_operation_kind kind)
@@ -415,8 +460,11 @@ static void load_or_save(emitter *e, ot_operation_kind kind)
         if (kind == OT_OP_SAVE)
             continue;
         write_back(e, chunk, o.places);
-        if (resident != NONE)
-            send_weights(e, chunk, o.places[OT_PLANE_WEIGHT], resident);
+        if (resident == NONE)
+            continue;
+        send_weights(e, chunk, o.places[OT_PLANE_WEIGHT], resident);
+        if (is_last_of_layer(e, chunk))
+            gather(e, o.layer, resident);
     }
 }
 

@@ -81,7 +81,7 @@ static ot_status place_resident(ot_draft *draft)
             continue;
         ot_place place = {.tier = OT_TIER_DEVICE,
                           .plane = OT_PLANE_WEIGHT,
-                          .bytes = ot_plane_bytes(request, OT_PLANE_WEIGHT, request->layers[l].params),
+                          .bytes = ot_plane_bytes(request, OT_PLANE_WEIGHT, ot_layer_whole(request, l)),
                           .chunk = NONE};
         OT_TRY(add_place(draft, place, 1, &draft->plan->resident[l]));
     }
@@ -249,7 +249,7 @@ static ot_status place_device_slots(ot_draft *draft)
     ot_plan *plan = draft->plan;
     uint64_t largest = 0;
     for (size_t l = 0; l < request->layer_count; l++)
-        largest = largest > request->layers[l].params ? largest : request->layers[l].params;
+        largest = largest > ot_layer_shard(request, l) ? largest : ot_layer_shard(request, l);
     OT_TRY(ot_draft_place_weights(draft));
     if (!request->inference)
         OT_TRY(ot_draft_place_grads(draft));
@@ -290,7 +290,7 @@ static ot_status place_host_slots(ot_draft *draft)
     ot_plan *plan = draft->plan;
     for (size_t l = 0; l < request->layer_count; l++)
         OT_TRY(ot_draft_add_slot(draft, OT_TIER_HOST, OT_PLANE_GRAD,
-                                 request->inference ? 0 : sums_bytes(request->layers[l].params),
+                                 request->inference ? 0 : sums_bytes(ot_layer_shard(request, l)),
                                  &plan->partials[l]));
     for (int p = 0; p < OT_PLANES; p++) {
         ot_plane plane = (ot_plane)p;

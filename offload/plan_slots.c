@@ -115,10 +115,10 @@ ot_status ot_draft_place_weights(ot_draft *draft)
             if (stay == NONE || (int32_t)v - draft->stays[stay].last > 2 * depth) {
                 draft->fetched[v][j] = 1;
                 stay = draft->layer_stay[l] = count++;
-                draft->stays[stay] =
-                    (ot_stay){.bytes = ot_plane_bytes(request, OT_PLANE_WEIGHT, request->layers[l].params),
-                              .first = (int32_t)v - depth,
-                              .tag = stay};
+                draft->stays[stay] = (ot_stay){
+                    .bytes = ot_plane_bytes(request, OT_PLANE_WEIGHT, ot_layer_whole(request, (size_t)l)),
+                    .first = (int32_t)v - depth,
+                    .tag = stay};
             }
             draft->stays[stay].last = (int32_t)v;
             draft->weights[v][j] = stay; /* until the stay has its slot */
@@ -136,18 +136,19 @@ ot_status ot_draft_place_weights(ot_draft *draft)
 }
 
 /* FP32 gradients live from the first backward visit until they are reduced, what crosses to the host one
- * visit longer, so that it crosses while the next layer works. */
+ * visit longer, so that it crosses while the next layer works; with several ranks the sum over them takes its time in
+ * between. */
 ot_status ot_draft_place_grads(ot_draft *draft)
 {
     const ot_plan_request *request = draft->request;
-    int crosses_as_is = request->grad_dtype == OT_FP32;
+    int crosses_as_is = request->grad_dtype == OT_FP32, summing = request->ranks > 1;
     for (int crossing = 0; crossing < (crosses_as_is ? 1 : 2); crossing++) {
         for (size_t l = 0; l < request->layer_count; l++) {
             ot_stay *stay = &draft->stays[l];
-            uint64_t params = request->layers[l].params;
-            stay->bytes = crossing ? ot_plane_bytes(request, OT_PLANE_GRAD, params) : params * sizeof(float);
+            stay->bytes = crossing ? ot_plane_bytes(request, OT_PLANE_GRAD, ot_layer_shard(request, l))
+                                   : ot_layer_whole(request, l) * sizeof(float);
             stay->first = crossing ? draft->last_backward[l] : draft->first_backward[l];
-            stay->last = draft->last_backward[l] + (crossing || crosses_as_is);
+            stay->last = draft->last_backward[l] + (crossing || crosses_as_is) + summing;
             stay->tag = (int32_t)l;
         }
         OT_TRY(share_slots(draft, OT_PLANE_GRAD, draft->stays, request->layer_count));

@@ -23,8 +23,7 @@ static void open_rig(rig *g, ot_group *group, uint64_t bytes)
     const ot_device_options device = {.kind = "cpu",
                                       .memory_bytes = bytes + (8 << 20),
                                       .threads = 1,
-                                      .jitter_ns = 20000,
-                                      .queue_length = 8};
+                                      .jitter_ns = 20000};
     const ot_stream_options stream = {.kind = OT_STREAM_COLLECTIVE, .name = "collective"};
     void *base;
     *g = (rig){.group = group, .rank = ot_group_rank(group), .size = ot_group_size(group)};

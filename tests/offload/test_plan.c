@@ -178,6 +178,125 @@ static int same_work(const ot_operation *a, const ot_operation *b)
            a->pass == b->pass;
 }
 
+/* ---- several ranks ---- */
+
+static void draw_ranks(ot_plan_request *request, uint64_t seed)
+{
+    request->ranks = 2 + (int)(seed % 4);
+    request->rank = (int)(seed / 4 % (uint64_t)request->ranks);
+    request->measured = 0;
+}
+
+static void every_rank_keeps_the_invariants(void **state)
+{
+    (void)state;
+    static model m;
+    size_t streamed = 0, gathers = 0;
+    for (uint64_t seed = 0; seed < RANDOM_MODELS; seed++) {
+        ot_plan *plan;
+        model_random(&m, seed);
+        draw_ranks(&m.request, seed);
+        m.request.inference = seed % 7 == 6;
+        m.request.update_in_backward &= !m.request.inference;
+        if (ot_plan_make(&m.request, &plan) != OT_OK)
+            fail_msg("seed %d: %s", (int)seed, ot_error_text());
+        check_all(&m.request, plan, seed);
+        m.request.budget[OT_TIER_DEVICE] = plan->peak_bytes[OT_TIER_DEVICE] * (50 + seed % 50) / 100;
+        ot_plan_free(plan);
+        if (ot_plan_make(&m.request, &plan) != OT_OK)
+            continue;
+        streamed++;
+        check_all(&m.request, plan, seed);
+        for (size_t o = 0; o < plan->lists[OT_LIST_STEADY].count; o++)
+            gathers += plan->lists[OT_LIST_STEADY].operations[o].kind == OT_OP_GATHER;
+        ot_plan_free(plan);
+    }
+    print_message("%zu of %d fit with less device memory, %zu gatherings\n", streamed, RANDOM_MODELS,
+                  gathers);
+    assert_true(streamed > RANDOM_MODELS / 10 && gathers > streamed);
+}
+
+/* But for where the shards begin: so collective operations meet, and in one order. */
+static void expect_alike(const ot_plan *a, const ot_plan *b)
+{
+    assert_int_equal(a->place_count, b->place_count);
+    for (size_t p = 0; p < a->place_count; p++) {
+        const ot_place *x = &a->places[p], *y = &b->places[p];
+        assert_true(x->tier == y->tier && x->plane == y->plane && x->offset == y->offset &&
+                    x->bytes == y->bytes && x->chunk == y->chunk);
+    }
+    for (int kind = 0; kind < OT_LISTS; kind++) {
+        const ot_list *p = &a->lists[kind], *q = &b->lists[kind];
+        assert_int_equal(p->count, q->count);
+        for (size_t o = 0; o < p->count; o++) {
+            ot_operation x = p->operations[o], y = q->operations[o];
+            assert_memory_equal(x.places, y.places, sizeof x.places);
+            assert_true(x.kind == y.kind && x.layer == y.layer && x.chunk == y.chunk && x.bytes == y.bytes &&
+                        x.stage == y.stage && x.micro_batch == y.micro_batch &&
+                        x.wait_first == y.wait_first && x.wait_count == y.wait_count);
+        }
+        assert_int_equal(p->wait_count, q->wait_count);
+        assert_memory_equal(p->waits, q->waits, p->wait_count * sizeof *p->waits);
+    }
+}
+
+static void all_ranks_have_one_plan(void **state)
+{
+    (void)state;
+    static model m;
+    for (uint64_t seed = 0; seed < 300; seed++) {
+        ot_plan *first, *other;
+        model_random(&m, seed);
+        draw_ranks(&m.request, seed);
+        m.request.rank = 0;
+        assert_int_equal(ot_plan_make(&m.request, &first), OT_OK);
+        for (m.request.rank = 1; m.request.rank < m.request.ranks; m.request.rank++) {
+            assert_int_equal(ot_plan_make(&m.request, &other), OT_OK);
+            expect_alike(first, other);
+            ot_plan_free(other);
+        }
+        ot_plan_free(first);
+    }
+}
+
+/* 16 bytes of model states a parameter, of which each rank has its part (Rajbhandari et al. 2020: ZeRO-3): here 2 of
+ * weights, 2 of masters' lower halves, 8 of moments; of the gradients 2 on the host. */
+static void ranks_share_the_states(void **state)
+{
+    (void)state;
+    static model m;
+    for (int ranks = 1; ranks <= 8; ranks *= 2) {
+        ot_plan *plan;
+        model_7b(&m, 8192);
+        machine_4090(&m, 1000, 0);
+        m.request.ranks = ranks;
+        m.request.weights = (ot_placement){.tier = OT_TIER_HOST, .share = 1};
+        assert_int_equal(ot_plan_make(&m.request, &plan), OT_OK);
+        double params = 0, weights = 0, held = 0, n = ranks;
+        for (size_t l = 0; l < m.request.layer_count; l++) {
+            params += (double)m.request.layers[l].params;
+            /* Embedding and blocks are fetched twice but for those that stay, the head once. */
+            weights += 2 * (double)m.request.layers[l].params;
+        }
+        for (int plane = 0; plane <= OT_PLANE_GRAD; plane++)
+            held += (double)plan->plane_bytes[OT_TIER_HOST][plane];
+        assert_true(fabs(held / (14 * params / n) - 1) < 0.005);
+        const ot_list *steady = &plan->lists[OT_LIST_STEADY];
+        double scattered = 0, gathered = 0, sent = 0;
+        for (size_t o = 0; o < steady->count; o++) {
+            const ot_operation *op = &steady->operations[o];
+            scattered += op->kind == OT_OP_SCATTER ? (double)op->bytes : 0;
+            gathered += op->kind == OT_OP_GATHER ? (double)op->bytes : 0;
+            sent += op->kind == OT_OP_H2D && op->chunk >= 0 ? (double)op->bytes : 0;
+        }
+        assert_true(fabs(scattered - 4 * params * (n - 1) / n) <= 0.005 * 4 * params);
+        assert_true(fabs(gathered - sent * (n - 1)) <= 0.5); /* each slice that is sent comes to all others */
+        assert_true(sent * n > weights && sent * n < 2 * weights);
+        assert_int_equal(steady->lane_bytes[OT_LANE_COLLECTIVE], (uint64_t)(scattered + gathered));
+        ot_plan_free(plan);
+    }
+}
+
 /* With the same choices the serial reference does the same, one after the other. */
 static void serial_lists_are_the_same(void **state)
 {
@@ -405,7 +524,7 @@ static void contradictions_are_refused(void **state)
     (void)state;
     static model m;
     ot_plan *plan;
-    for (int wrong = 0; wrong < 16; wrong++) {
+    for (int wrong = 0; wrong < 19; wrong++) {
         model_7b(&m, 4096);
         ot_plan_request *r = &m.request;
         ot_placement device = {.tier = OT_TIER_DEVICE, .share = 1},
@@ -456,6 +575,16 @@ static void contradictions_are_refused(void **state)
         case 14:
             r->micro_batches = 1 << 20;
             break;
+        case 15:
+            r->ranks = r->rank = 2;
+            break;
+        case 16:
+            r->rank = 1;
+            break;
+        case 17:
+            r->ranks = 2;
+            r->measured = 1;
+            break;
         default:
             r->weight_dtype = OT_FP16;
             break;
@@ -473,6 +602,9 @@ int main(void)
         cmocka_unit_test(tight_budgets_are_kept_or_refused),
         cmocka_unit_test(inference_holds_weights_alone),
         cmocka_unit_test(an_outline_predicts_its_plan),
+        cmocka_unit_test(every_rank_keeps_the_invariants),
+        cmocka_unit_test(all_ranks_have_one_plan),
+        cmocka_unit_test(ranks_share_the_states),
         cmocka_unit_test(serial_lists_are_the_same),
         cmocka_unit_test(traffic_adds_up),
         cmocka_unit_test(what_is_kept_is_on_the_device),

@@ -55,7 +55,11 @@ void check_places(const ot_plan_request *request, const ot_plan *plan)
         check_tier(request, plan, (ot_tier)tier);
     size_t c = 0;
     for (size_t l = 0; l < request->layer_count; l++) {
-        uint64_t next = 0;
+        uint64_t ranks = request->ranks > 1 ? (uint64_t)request->ranks : 1,
+                 params = request->layers[l].params;
+        uint64_t unit = ranks * OT_SUM_BLOCK;
+        uint64_t shard = ranks > 1 ? (params + unit - 1) / unit * OT_SUM_BLOCK : params;
+        uint64_t next = (uint64_t)request->rank * shard;
         assert_int_equal(plan->layer_chunks[l], c);
         for (; c < plan->layer_chunks[l + 1]; c++) {
             assert_int_equal(plan->chunks[c].layer, l);
@@ -63,7 +67,7 @@ void check_places(const ot_plan_request *request, const ot_plan *plan)
             assert_int_equal(next % OT_SUM_BLOCK, 0);
             next += plan->chunks[c].count;
         }
-        assert_int_equal(next, request->layers[l].params);
+        assert_int_equal(next, ((uint64_t)request->rank + 1) * shard);
     }
     assert_int_equal(c, plan->chunk_count);
 }
@@ -85,7 +89,8 @@ static size_t touches(const ot_plan *plan, const ot_operation *o, touched out[])
                                                    [OT_OP_HEAD] = "rrrwrwww", [OT_OP_BACKWARD] = "rrrwrwwww",
                                                    [OT_OP_REDUCE] = "rww",    [OT_OP_UPDATE] = "wwwwr",
                                                    [OT_OP_MEASURE] = "....r", [OT_OP_LOAD] = "wwww",
-                                                   [OT_OP_SAVE] = "rrrr"};
+                                                   [OT_OP_SAVE] = "rrrr",     [OT_OP_GATHER] = "w",
+                                                   [OT_OP_SCATTER] = "www"};
     size_t count = 0;
     const char *mode = modes[o->kind];
     for (size_t i = 0; i < OT_OPERATION_PLACES; i++) {

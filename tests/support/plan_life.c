@@ -1,5 +1,6 @@
 /* Runs the lists of a plan over symbols instead of numbers: every place holds parts, each with a tag that
- * says which value of which step it is. */
+ * says which value of which step it is. With several ranks this is the world of one; what the others do is what it does
+ * itself, so what they bring to a gathering is as new as the own slice. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,7 +11,7 @@ enum { PARTS_MAX = 64 };
 
 typedef enum value {
     EMPTY,
-    PLANE_OF_CHUNK, /* a = chunk, b = plane, version; of gradients the step */
+    PLANE_OF_CHUNK, /* a = chunk, b = plane, version; of gradients the step. Another rank's: b = -1 - rank */
     BOUNDARY,       /* a = stage it is in front of, b = micro-batch, version = step */
     BOUNDARY_GRAD,  /* the same */
     LAYER_GRAD,     /* a = layer, version = hash of what was added */
@@ -98,6 +99,44 @@ static uint64_t bytes_of(const world *w, int32_t chunk, int plane)
     return ot_plane_bytes(w->request, (ot_plane)plane, w->plan->chunks[chunk].count);
 }
 
+/* ---- shards ---- */
+
+static uint64_t shard_of(const world *w, int layer)
+{
+    uint64_t params = w->request->layers[layer].params, ranks = (uint64_t)w->request->ranks;
+    if (ranks <= 1)
+        return params;
+    uint64_t blocks = (params + OT_SUM_BLOCK - 1) / OT_SUM_BLOCK;
+    return (blocks + ranks - 1) / ranks * OT_SUM_BLOCK;
+}
+
+/* The part of a layer's weights on the device that is chunk `c` of rank `rank`, which is cut as the own one. */
+static part slice_of(const world *w, uint32_t c, int rank)
+{
+    const ot_chunk *chunk = &w->plan->chunks[c];
+    uint64_t width = ot_dtype_bytes(w->request->weight_dtype), shard = shard_of(w, chunk->layer);
+    uint64_t first = chunk->first - (uint64_t)w->request->rank * shard + (uint64_t)rank * shard;
+    int64_t b = rank == w->request->rank ? OT_PLANE_WEIGHT : -1 - (int64_t)rank;
+    return (part){first * width, (first + chunk->count) * width, {PLANE_OF_CHUNK, c, b, 0}};
+}
+
+static int ranks_of(const world *w)
+{
+    return w->request->ranks > 1 ? w->request->ranks : 1;
+}
+
+/* Where the reduced gradient lies: in all of the place, or in the own slice of the FP32 sums. */
+static part reduced_part(const world *w, int layer, int32_t place)
+{
+    uint64_t shard = shard_of(w, layer) * sizeof(float), begin = (uint64_t)w->request->rank * shard;
+    part all = {0, w->plan->places[place].bytes, {LAYER_REDUCED, layer, 0, (uint64_t)w->step}};
+    if (w->request->ranks > 1 && w->request->grad_dtype == OT_FP32) {
+        all.from = begin;
+        all.to = begin + shard;
+    }
+    return all;
+}
+
 /* ---- what operations need and give ---- */
 
 /* A whole move: what lies there goes over as it is. */
@@ -105,11 +144,12 @@ static void do_move(world *w, const ot_operation *o)
 {
     uint64_t bytes = o->bytes;
     if (o->kind == OT_OP_D2H && o->chunk >= 0) {
-        expect(get(w, o->places[0], 0, w->plan->places[o->places[0]].bytes), LAYER_REDUCED, o->layer, 0,
-               (uint64_t)w->step);
         const ot_chunk *chunk = &w->plan->chunks[o->chunk];
+        part reduced = reduced_part(w, o->layer, o->places[0]);
+        expect(get(w, o->places[0], reduced.from, reduced.to), LAYER_REDUCED, o->layer, 0, (uint64_t)w->step);
+        uint64_t first = chunk->first - (uint64_t)w->request->rank * shard_of(w, o->layer);
         assert_int_equal(chunk->layer, o->layer);
-        assert_int_equal(o->offset, chunk->first * ot_dtype_bytes(w->request->grad_dtype));
+        assert_int_equal(o->offset, reduced.from + first * ot_dtype_bytes(w->request->grad_dtype));
         assert_int_equal(bytes, bytes_of(w, o->chunk, OT_PLANE_GRAD));
         put(w, o->places[1], 0, bytes, (tag){PLANE_OF_CHUNK, o->chunk, OT_PLANE_GRAD, (uint64_t)w->step});
         return;
@@ -141,12 +181,29 @@ static void expect_weights(world *w, int32_t place, int layer)
         return;
     }
     assert_true(place >= 0);
-    uint64_t width = ot_dtype_bytes(w->request->weight_dtype);
     uint64_t newest = is_evaluation(w->list) ? (uint64_t)w->step : w->before;
-    for (uint32_t c = w->plan->layer_chunks[layer]; c < w->plan->layer_chunks[layer + 1]; c++) {
-        const ot_chunk *chunk = &w->plan->chunks[c];
-        expect(get(w, place, chunk->first * width, (chunk->first + chunk->count) * width), PLANE_OF_CHUNK, c,
-               OT_PLANE_WEIGHT, newest);
+    for (int rank = 0; rank < ranks_of(w); rank++)
+        for (uint32_t c = w->plan->layer_chunks[layer]; c < w->plan->layer_chunks[layer + 1]; c++) {
+            part slice = slice_of(w, c, rank);
+            expect(get(w, place, slice.from, slice.to), PLANE_OF_CHUNK, c, slice.tag.b, newest);
+        }
+}
+
+/* The own slice is whole, and what comes from the others is as new. */
+static void do_gather(world *w, const ot_operation *o)
+{
+    assert_true(w->request->ranks > 1);
+    uint64_t width = ot_dtype_bytes(w->request->weight_dtype);
+    assert_int_equal(o->bytes, (uint64_t)(w->request->ranks - 1) * shard_of(w, o->layer) * width);
+    for (uint32_t c = w->plan->layer_chunks[o->layer]; c < w->plan->layer_chunks[o->layer + 1]; c++) {
+        part own = slice_of(w, c, w->request->rank);
+        tag found = get(w, o->places[0], own.from, own.to);
+        expect(found, PLANE_OF_CHUNK, c, OT_PLANE_WEIGHT, found.version);
+        for (int rank = 0; rank < w->request->ranks; rank++) {
+            part slice = slice_of(w, c, rank);
+            slice.tag.version = found.version;
+            put(w, o->places[0], slice.from, slice.to, slice.tag);
+        }
     }
 }
 
@@ -234,7 +291,13 @@ static void do_reduce(world *w, const ot_operation *o)
 {
     uint64_t params = w->request->layers[o->layer].params;
     expect(get(w, o->places[0], 0, params * 4), LAYER_GRAD, o->layer, 0, whole_gradient(w, o->layer));
-    put_all(w, o->places[1], (tag){LAYER_REDUCED, o->layer, 0, (uint64_t)w->step});
+    assert_int_equal(o->kind, w->request->ranks > 1 ? OT_OP_SCATTER : OT_OP_REDUCE);
+    assert_int_equal(o->offset, (uint64_t)w->request->rank * shard_of(w, o->layer) * sizeof(float));
+    if (o->kind == OT_OP_SCATTER)
+        assert_int_equal(o->bytes, (uint64_t)(w->request->ranks - 1) * shard_of(w, o->layer) * sizeof(float));
+    part reduced = reduced_part(w, o->layer, o->places[1]);
+    put_all(w, o->places[1], (tag){EMPTY, 0, 0, 0});
+    put(w, o->places[1], reduced.from, reduced.to, reduced.tag);
     put_all(w, o->places[2], (tag){LAYER_SUMS, o->layer, 0, (uint64_t)w->step});
     w->reduced[o->layer]++;
 }
@@ -351,7 +414,11 @@ static void execute(world *w, const ot_operation *o)
         do_compute(w, o);
         break;
     case OT_OP_REDUCE:
+    case OT_OP_SCATTER:
         do_reduce(w, o);
+        break;
+    case OT_OP_GATHER:
+        do_gather(w, o);
         break;
     case OT_OP_UPDATE:
         do_update(w, o);
@@ -415,10 +482,11 @@ static void check_homes(const world *w, uint64_t step_begun)
             if (exists(w, (int32_t)c, p))
                 expect(get(w, chunk->home[p], 0, bytes_of(w, (int32_t)c, p)), PLANE_OF_CHUNK, (int64_t)c, p,
                        w->version[c]);
-        uint64_t width = ot_dtype_bytes(w->request->weight_dtype);
-        if (resident >= 0)
-            expect(get(w, resident, chunk->first * width, (chunk->first + chunk->count) * width),
-                   PLANE_OF_CHUNK, (int64_t)c, OT_PLANE_WEIGHT, w->version[c]);
+        for (int rank = 0; rank < ranks_of(w) && resident >= 0; rank++) {
+            part slice = slice_of(w, (uint32_t)c, rank);
+            expect(get(w, resident, slice.from, slice.to), PLANE_OF_CHUNK, (int64_t)c, slice.tag.b,
+                   w->version[c]);
+        }
         if (w->list != OT_LIST_FIRST && w->list != OT_LIST_STEADY)
             assert_int_equal(w->version[c], w->step);
         else if (chunk->home[OT_PLANE_GRAD] >= 0)
