@@ -151,10 +151,11 @@ static ot_chunk_values values_of(const ot_trainer *t, const chunk_planes *p, flo
 {
     ot_dtype state = t->training.state_dtype;
     uint64_t count = p->chunk->count;
+    size_t layer = (size_t)p->chunk->layer;
     return (ot_chunk_values){
-        .layer = (size_t)p->chunk->layer,
+        .layer = layer,
         .first = p->chunk->first,
-        .count = count,
+        .count = ot_training_present(&t->training, layer, p->chunk->first, count),
         .master = master,
         .moment1 = p->moment1,
         .moment2 = p->moment2,
@@ -178,6 +179,9 @@ static ot_status run_load(ot_trainer *t, const ot_operation *op)
     zero_moment(t, &p, OT_PLANE_MOMENT2, p.moment2);
     ot_chunk_values values = values_of(t, &p, t->scratch);
     const ot_source *source = t->training.source;
+    memset(t->scratch + values.count, 0, (p.chunk->count - values.count) * sizeof *t->scratch);
+    if (values.count == 0)
+        return store_master(t, &p);
     if (source != NULL)
         OT_TRY(source->fill(source->context, &values));
     else
@@ -208,7 +212,7 @@ static ot_status run_save(ot_trainer *t, const ot_operation *op)
     float *master;
     OT_TRY(load_master(t, &p, &master));
     const ot_chunk_values values = values_of(t, &p, master);
-    return t->sink->take(t->sink->context, &values);
+    return ot_trainer_hand_over(t, &values, p.chunk);
 }
 
 ot_status ot_trainer_chunk_work(void *context, const ot_operation *op)

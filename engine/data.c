@@ -167,11 +167,12 @@ static uint64_t fill_window(const ot_dataset *dataset, uint64_t window, size_t s
     return trained;
 }
 
-uint64_t ot_dataset_fill(const ot_dataset *dataset, uint64_t step, size_t B, size_t M, int32_t *out)
+uint64_t ot_dataset_fill_part(const ot_dataset *dataset, uint64_t step, size_t B, size_t M, int rank,
+                              int ranks, int32_t *out)
 {
-    size_t T = dataset->T, stride = B * T;
-    uint64_t windows = dataset->windows.count, steps = ot_dataset_steps(dataset, B * M), epoch = step / steps,
-             first = step % steps * (B * M), trained = 0;
+    size_t T = dataset->T, stride = B * T, all = B * M * (size_t)ranks;
+    uint64_t windows = dataset->windows.count, steps = ot_dataset_steps(dataset, all), epoch = step / steps,
+             first = step % steps * all + B * M * (size_t)rank, trained = 0;
     for (size_t i = 0; i < B * M; i++) {
         int32_t *to = out + i / B * 4 * stride + i % B * T;
         uint64_t window = first + i;
@@ -184,4 +185,9 @@ uint64_t ot_dataset_fill(const ot_dataset *dataset, uint64_t step, size_t B, siz
         trained += fill_window(dataset, window, stride, to);
     }
     return trained;
+}
+
+uint64_t ot_dataset_fill(const ot_dataset *dataset, uint64_t step, size_t B, size_t M, int32_t *out)
+{
+    return ot_dataset_fill_part(dataset, step, B, M, 0, 1, out);
 }

@@ -62,6 +62,11 @@ uint64_t ot_dataset_steps(const ot_dataset *dataset, size_t sequences);
  * nothing; the place in the data is the step's number alone. */
 uint64_t ot_dataset_fill(const ot_dataset *dataset, uint64_t step, size_t B, size_t M, int32_t *out);
 
+/* The same for one of several ranks: of a step of ranks*B*M windows its part, so that all ranks' parts, one after the other, are
+ * the step of one rank. */
+uint64_t ot_dataset_fill_part(const ot_dataset *dataset, uint64_t step, size_t B, size_t M, int rank,
+                              int ranks, int32_t *out);
+
 /* Window number `index` of epoch `epoch`, for tests: a permutation of 0 … count-1 keyed by (seed, epoch). */
 uint64_t ot_shuffle(uint64_t index, uint64_t count, uint64_t seed, uint64_t epoch);
 

@@ -35,5 +35,6 @@ ot_status ot_trainer_hash(ot_trainer *t, uint64_t *hash)
     ot_status status = ot_trainer_save(t, &sink);
     *hash = XXH3_64bits_digest(context.state);
     XXH3_freeState(context.state);
-    return status;
+    OT_TRY(status);
+    return ot_group_broadcast(t->training.group, "the hash of the parameters", 0, hash, sizeof *hash);
 }

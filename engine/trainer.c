@@ -83,17 +83,33 @@ static void run_backward(const ot_trainer *t, const ot_operation *op, ot_stream 
                           ot_trainer_at(t, op->places[5]));
 }
 
+/* Of the whole gradient, or of this rank's slice of it. */
 static void run_reduce(const ot_trainer *t, const ot_operation *op, ot_stream *stream)
 {
+    char *own = (char *)ot_trainer_at(t, op->places[0]) + op->offset;
     const ot_cast_sum_squares args = {
         .dst_dtype = t->training.grad_dtype,
-        .n = t->training.model->layers[op->layer].params,
-        .src = ot_trainer_at(t, op->places[0]),
+        .n = ot_training_shard(&t->training, (size_t)op->layer),
+        .src = (const float *)(const void *)own,
         .scale = 1,
-        .dst = ot_trainer_at(t, op->places[1]),
+        .dst = op->places[1] == op->places[0] ? own : ot_trainer_at(t, op->places[1]),
         .partials = ot_trainer_at(t, op->places[2]),
     };
     t->compute.kernels->cast_sum_squares(stream, &args);
+}
+
+static void run_gather(const ot_trainer *t, const ot_operation *op, ot_stream *stream)
+{
+    size_t shard = ot_training_shard(&t->training, (size_t)op->layer);
+    ot_group_gather(t->training.group, stream, t->training.model->layers[op->layer].name,
+                    ot_trainer_at(t, op->places[0]), shard * ot_dtype_bytes(t->training.dtype));
+}
+
+static void run_scatter(const ot_trainer *t, const ot_operation *op, ot_stream *stream)
+{
+    ot_group_scatter(t->training.group, stream, t->training.model->layers[op->layer].name,
+                     ot_trainer_at(t, op->places[0]), ot_training_shard(&t->training, (size_t)op->layer));
+    run_reduce(t, op, stream);
 }
 
 static ot_status on_compute(void *context, const ot_operation *op, ot_stream *stream)
@@ -115,6 +131,12 @@ static ot_status on_compute(void *context, const ot_operation *op, ot_stream *st
     case OT_OP_REDUCE:
         run_reduce(t, op, stream);
         return OT_OK;
+    case OT_OP_GATHER:
+        run_gather(t, op, stream);
+        return OT_OK;
+    case OT_OP_SCATTER:
+        run_scatter(t, op, stream);
+        return OT_OK;
     default:
         return ot_fail(OT_ERR_INTERNAL, "operation %s on the compute lane", ot_operation_name(op->kind));
     }
@@ -125,6 +147,11 @@ static ot_status on_compute(void *context, const ot_operation *op, ot_stream *st
 static const void *on_data(void *context)
 {
     return ((ot_trainer *)context)->data;
+}
+
+static void on_stopped(void *context)
+{
+    ot_group_cancel(((ot_trainer *)context)->training.group);
 }
 
 /* Set once at open; the names are the layers' with the plane's. */
@@ -172,6 +199,9 @@ static ot_status open_memory(ot_trainer *t)
         OT_TRY(ot_arena_take(arena, t->plan->chunk_params * sizeof(int16_t), OT_PAGE_BYTES, &block));
         t->remainder = block;
     }
+    uint64_t incoming_bytes = ot_training_incoming_bytes(training, t->plan->chunk_params);
+    for (int i = 0; i < 2 && incoming_bytes > 0; i++)
+        OT_TRY(ot_arena_take(arena, incoming_bytes, OT_PAGE_BYTES, &t->incoming[i]));
     if (ot_training_is_factored(training)) {
         uint64_t bytes = ot_factored_lay_out(training->model, t->plan->chunk_params, NULL, &t->factored);
         OT_TRY(ot_arena_take(arena, bytes, OT_PAGE_BYTES, &block));
@@ -223,9 +253,26 @@ static ot_status open_mover(ot_trainer *t)
         .compute = on_compute,
         .cpu = ot_trainer_chunk_work,
         .data = on_data,
+        .stopped = on_stopped,
         .context = t,
     };
     return ot_mover_open(&options, &t->mover);
+}
+
+static ot_status open_ranks(ot_trainer *t)
+{
+    const ot_training *training = &t->training;
+    if (training->ranks <= 1)
+        return OT_OK;
+    OT_ASSERT(ot_group_size(training->group) == training->ranks &&
+              ot_group_rank(training->group) == training->rank);
+    if (ot_training_is_factored(training))
+        return ot_fail(OT_ERR_USAGE,
+                       "--optim adafactor: its sums go over whole tensors, of which %d ranks have a "
+                       "part each; use --ranks 1 or another optimizer",
+                       training->ranks);
+    t->sums = calloc(1 + training->model->layer_count, sizeof *t->sums);
+    return t->sums != NULL ? OT_OK : ot_fail(OT_ERR_INTERNAL, "out of memory for a trainer");
 }
 
 static ot_status open_trainer(ot_trainer *t)
@@ -234,11 +281,13 @@ static ot_status open_trainer(ot_trainer *t)
     t->layer_first = calloc(model->layer_count, sizeof *t->layer_first);
     if (t->layer_first == NULL)
         return ot_fail(OT_ERR_INTERNAL, "out of memory for a trainer");
+    OT_TRY(open_ranks(t));
     for (size_t l = 1; l < model->layer_count; l++)
         t->layer_first[l] = t->layer_first[l - 1] + model->layers[l - 1].params;
     OT_TRY(open_devices(t));
     t->training.sizing_device = t->device;
     OT_TRY(ot_training_plan(&t->training, &t->plan));
+    OT_TRY(ot_trainer_compare_plans(t));
     t->compute = ot_training_compute(&t->training, t->device);
     t->compute.workspace_bytes = t->plan->places[t->plan->workspace_place].bytes;
     OT_TRY(open_memory(t));
@@ -276,6 +325,7 @@ void ot_trainer_close(ot_trainer *t)
     ot_host_close(t->host);
     ot_plan_free(t->plan);
     free(t->layer_first);
+    free(t->sums);
     free(t);
 }
 
@@ -286,13 +336,41 @@ int32_t *ot_trainer_data(ot_trainer *t)
 
 /* ---- steps ---- */
 
-/* Adds the squares of a layer's scaled gradient to a sum. */
-static double add_squares(const ot_trainer *t, size_t l, double sum)
+/* Adds the squares of this rank's slice of a layer's scaled gradient to a sum. */
+static double add_own_squares(const ot_trainer *t, size_t l, double sum)
 {
     const double *partials = ot_mover_address(t->mover, t->plan->partials[l]);
-    for (size_t i = 0; i < ot_sum_blocks(t->training.model->layers[l].params); i++)
+    for (size_t i = 0; i < ot_sum_blocks(ot_training_shard(&t->training, l)); i++)
         sum += partials[i];
     return sum;
+}
+
+/* The same of the whole gradient. */
+static double add_squares(const ot_trainer *t, size_t l, double sum)
+{
+    return t->sums != NULL ? sum + t->sums[1 + l] : add_own_squares(t, l, sum);
+}
+
+/* What a step has left with each rank becomes what it has left in all. */
+static ot_status sum_over_ranks(ot_trainer *t)
+{
+    size_t layers = t->training.model->layer_count;
+    if (t->sums == NULL)
+        return OT_OK;
+    t->sums[0] = *t->host_loss_sum;
+    for (size_t l = 0; l < layers; l++)
+        t->sums[1 + l] = add_own_squares(t, l, 0);
+    OT_TRY(ot_group_sum(t->training.group, "loss and gradient norm", t->sums, 1 + layers));
+    *t->host_loss_sum = t->sums[0];
+    return OT_OK;
+}
+
+static ot_status sum_tokens(const ot_trainer *t, uint64_t *trained_tokens)
+{
+    double tokens = (double)*trained_tokens;
+    OT_TRY(ot_group_sum(t->training.group, "trained tokens", &tokens, 1));
+    *trained_tokens = (uint64_t)tokens;
+    return OT_OK;
 }
 
 /* Sum of squares of the whole scaled gradient, layer after layer: the same for every placement and chunk size. */
@@ -388,6 +466,7 @@ static ot_status judge(ot_trainer *t, ot_step_result *result)
 ot_status ot_trainer_step(ot_trainer *t, double lr, uint64_t trained_tokens, ot_step_result *result)
 {
     OT_ASSERT(!t->training.inference);
+    OT_TRY(sum_tokens(t, &trained_tokens));
     *result = (ot_step_result){.loss_scale = t->training.dtype == OT_FP16 ? t->loss_scale.scale : 1};
     t->grad_scale = (float)(result->loss_scale / (double)trained_tokens);
     t->before = t->now;
@@ -398,6 +477,7 @@ ot_status ot_trainer_step(ot_trainer *t, double lr, uint64_t trained_tokens, ot_
     t->update_due = 0;
     result->list = kind;
     result->stats = ot_mover_statistics(t->mover);
+    OT_TRY(sum_over_ranks(t));
     result->loss = *t->host_loss_sum / (double)trained_tokens;
     measure_phases(t, kind, result);
     OT_TRY(judge(t, result));
@@ -420,6 +500,8 @@ ot_status ot_trainer_evaluate(ot_trainer *t, uint64_t trained_tokens, double *lo
 {
     OT_TRY(ot_trainer_drain(t));
     OT_TRY(ot_mover_run(t->mover, OT_LIST_EVAL));
+    OT_TRY(sum_tokens(t, &trained_tokens));
+    OT_TRY(ot_group_sum(t->training.group, "loss", t->host_loss_sum, 1));
     *loss = *t->host_loss_sum / (double)trained_tokens;
     return OT_OK;
 }

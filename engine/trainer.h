@@ -2,7 +2,7 @@
  *
  *     ot_trainer_open → ot_trainer_step … → ot_trainer_drain → ot_trainer_hash → ot_trainer_close
  *
- * One thread at a time. */
+ * One thread at a time. With several ranks all of them make the same calls in the same order, and get the same results. */
 #ifndef OT_ENGINE_TRAINER_H
 #define OT_ENGINE_TRAINER_H
 
@@ -11,6 +11,7 @@
 #include "engine/values.h"
 #include "io/host.h"
 #include "io/status.h"
+#include "kernels/collective.h"
 #include "kernels/device.h"
 #include "offload/mover.h"
 #include "offload/plan.h"
@@ -40,8 +41,11 @@ typedef struct ot_training {
     uint64_t budget[OT_TIERS];
     ot_rates rates;
 
-    const char *device;       /* "cpu", "cuda", "auto" */
-    int threads;              /* 0: from affinity and quota */
+    const char *device; /* "cpu", "cuda", "auto" */
+    int threads;        /* 0: from affinity and quota */
+    int ranks,
+        rank; /* of a group whose ranks all train with this, B and M being one rank's; 0 or 1 ranks: alone */
+    ot_group *group;          /* outlives the trainer; NULL: alone, or only planned */
     ot_device *sizing_device; /* asked for its kernels' workspaces; NULL: they are estimated */
     uint64_t jitter_seed;
     int64_t jitter_ns;
@@ -81,7 +85,8 @@ typedef struct ot_step_result {
 
 /* One step on the data: the update of the step before, forward, backward. Its own update, with learning rate `lr`, follows
  * inside the next step or in ot_trainer_drain, with the same numbers as at once. `trained_tokens` > 0 counts the targets
- * that are not -1. OT_ERR_NUMERIC where loss or gradient is not finite and that ends the run; the model is then as it was
+ * that are not -1, with several ranks this one's (and 0 is
+ * allowed on all but one). OT_ERR_NUMERIC where loss or gradient is not finite and that ends the run; the model is then as it was
  * after the last good step, unless the plan updates inside backward. */
 ot_status ot_trainer_step(ot_trainer *trainer, double lr, uint64_t trained_tokens,
                           ot_step_result *result) OT_MUST_CHECK;
@@ -96,7 +101,7 @@ ot_status ot_trainer_evaluate(ot_trainer *trainer, uint64_t trained_tokens, doub
  * row alone; the targets are not read. `sequence` < B, `row` < T. Nothing is changed. Drains first. */
 ot_status ot_trainer_logits(ot_trainer *trainer, size_t sequence, size_t row, float *logits) OT_MUST_CHECK;
 
-/* Hands the whole model to the sink, which outlives the call; for inference the weights as they are, in place of masters.
+/* Hands the whole model to the sink of rank 0 (others' are not used), which outlives the call; for inference the weights as they are, in place of masters.
  * Drains first. */
 ot_status ot_trainer_save(ot_trainer *trainer, const ot_sink *sink) OT_MUST_CHECK;
 

@@ -26,6 +26,8 @@ struct ot_trainer {
     double *host_loss_sum;
     ot_arena *arena; /* what the trainer has of the host: pinned, where the device can */
     int pinned;
+    double *sums; /* host: [1+layer_count] loss and each layer's square sum, over all ranks; alone NULL */
+    void *incoming[2];  /* host: moments of another rank's chunk, in rank 0; alone NULL */
     float *logits;      /* device: [V], of one row */
     size_t logits_row;  /* of the micro-batch */
     float *host_logits; /* where the head's row goes in place of its loss, or NULL */
@@ -42,5 +44,12 @@ void *ot_trainer_at(const ot_trainer *trainer, int32_t place);
 
 /* Runs an operation of the CPU lane, on the lane's thread; `context` is the trainer. */
 ot_status ot_trainer_chunk_work(void *context, const ot_operation *operation) OT_MUST_CHECK;
+
+/* Hands a chunk over: to the sink, or to rank 0, which then has those of the others in model order; shards.c. */
+ot_status ot_trainer_hand_over(ot_trainer *trainer, const ot_chunk_values *values,
+                               const ot_chunk *chunk) OT_MUST_CHECK;
+
+/* Fails where another rank's plan is not the same. */
+ot_status ot_trainer_compare_plans(const ot_trainer *trainer) OT_MUST_CHECK;
 
 #endif

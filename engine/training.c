@@ -67,6 +67,26 @@ int ot_training_drops_remainder(const ot_training *training)
     return training->inference && training->dtype == OT_BF16;
 }
 
+uint64_t ot_training_shard(const ot_training *training, size_t layer)
+{
+    return ot_shard_params(training->model->layers[layer].params, training->ranks);
+}
+
+uint64_t ot_training_present(const ot_training *training, size_t layer, uint64_t first, uint64_t count)
+{
+    uint64_t params = training->model->layers[layer].params;
+    return first >= params ? 0 : params - first < count ? params - first : count;
+}
+
+uint64_t ot_training_incoming_bytes(const ot_training *training, uint64_t chunk_params)
+{
+    if (training->ranks <= 1 || training->inference || ot_training_moments(training) == 0)
+        return 0;
+    uint64_t scales = ot_moment_scales(chunk_params) / OT_MOMENT_BLOCK * sizeof(float);
+    return ot_round_up(ot_moment_scales(chunk_params) * ot_dtype_bytes(training->state_dtype) + scales,
+                       OT_PAGE_BYTES);
+}
+
 /* The trainer's own arenas, rounded as arenas are. */
 uint64_t ot_training_device_bytes(const ot_training *training)
 {
@@ -83,6 +103,7 @@ uint64_t ot_training_host_bytes(const ot_training *training, uint64_t chunk_para
         bytes += chunk_params * sizeof(int16_t);
     if (ot_training_is_factored(training))
         bytes += ot_factored_lay_out(training->model, chunk_params, NULL, &(ot_factored){0});
+    bytes += 2 * ot_training_incoming_bytes(training, chunk_params);
     return ot_round_up(bytes + 6 * OT_PAGE_BYTES, OT_HUGE_PAGE_BYTES);
 }
 
@@ -118,7 +139,7 @@ static uint64_t choose_chunk(const ot_training *training)
     enum { LARGEST = 4 << 20, PER_BLOCK = 4 };
     if (training->chunk_params > 0)
         return ot_round_up(training->chunk_params, OT_SUM_BLOCK);
-    uint64_t block = training->model->layers[1].params / PER_BLOCK;
+    uint64_t block = ot_training_shard(training, 1) / PER_BLOCK;
     uint64_t chunk = ot_round_up(block < LARGEST ? block : LARGEST, OT_SUM_BLOCK);
     return chunk > 0 ? chunk : OT_SUM_BLOCK;
 }
@@ -161,6 +182,8 @@ static void make_request(const ot_training *training, ot_plan_layer layers[], ot
         .moments = ot_training_moments(training),
         .measured = ot_training_is_factored(training),
         .grad_dtype = training->grad_dtype,
+        .ranks = training->ranks,
+        .rank = training->rank,
         .weights = training->weights,
         .states = training->states,
         .grads = training->grads,

@@ -18,6 +18,13 @@ uint64_t ot_training_data_bytes(const ot_training *training); /* of one step */
 uint64_t ot_training_rope_bytes(const ot_training *training);
 uint64_t ot_training_logits_bytes(const ot_training *training); /* of one row, in FP32 */
 
+/* Elements of each rank's shard of a layer, and how many of a shard's or a chunk's are the layer's own: the rest is padding. */
+uint64_t ot_training_shard(const ot_training *training, size_t layer);
+uint64_t ot_training_present(const ot_training *training, size_t layer, uint64_t first, uint64_t count);
+
+/* Of one moment of the largest chunk, as it comes from another rank; 0: nothing comes. */
+uint64_t ot_training_incoming_bytes(const ot_training *training, uint64_t chunk_params);
+
 /* Whether the moments are those of rows and columns: Adafactor, in training. */
 int ot_training_is_factored(const ot_training *training);
 

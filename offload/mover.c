@@ -17,6 +17,8 @@ void ot_mover_stop(ot_mover *mover)
     for (size_t i = 0; i < mover->operation_count; i++)
         ot_signal_raise(&mover->operations[i].signal, OT_STOPPED);
     ot_signal_raise(&mover->nvme_signal, OT_STOPPED);
+    if (mover->options.stopped != NULL)
+        mover->options.stopped(mover->options.context);
 }
 
 void ot_mover_fail(ot_mover *mover, ot_status status)

@@ -4,7 +4,7 @@
  * operations of the host's lanes by their completion, for those of the device's lanes by events, so that device work is
  * enqueued ahead and never waits for the host without need. The two NVMe lanes share one thread, which is the only user of
  * the store and keeps several chunks in flight. What an operation computes is the caller's: two functions, one for
- * compute operations, which enqueue kernels on a stream, and one for the CPU lane.
+ * compute and collective operations, which enqueue kernels on a stream, and one for the CPU lane.
  *
  * The first failure of any operation stops all lanes at their next one; the run returns it when nothing is in flight any
  * more, and so does every later run: a mover that has failed can only be closed. */
@@ -30,7 +30,7 @@ typedef struct ot_mover_options {
     /* For the store's messages; the text lives as long as the mover. Activations are named by the mover. */
     const char *(*chunk_name)(void *context, const ot_chunk *chunk, ot_plane plane);
 
-    /* Enqueues a compute operation on `stream` and returns at once, without synchronising. Called on the compute lane's
+    /* Enqueues a compute or collective operation on `stream` and returns at once, without synchronising. Called on the lane's
      * thread, ahead of the device: what it reads on the host must be there when the list starts. */
     ot_status (*compute)(void *context, const ot_operation *operation, ot_stream *stream);
     /* Runs an operation of the CPU lane, on the lane's thread. */
@@ -38,6 +38,8 @@ typedef struct ot_mover_options {
     /* Host memory with the step's data for OT_OP_DATA: data_bytes of it, left alone until the run returns. Called on the
      * H2D lane's thread. */
     const void *(*data)(void *context);
+    /* The first failure has stopped the run; for what else waits. Called once, on any thread. NULL: nobody asks. */
+    void (*stopped)(void *context);
     void *context;
 } ot_mover_options;
 

@@ -20,10 +20,8 @@ typedef struct rig {
 
 static void open_rig(rig *g, ot_group *group, uint64_t bytes)
 {
-    const ot_device_options device = {.kind = "cpu",
-                                      .memory_bytes = bytes + (8 << 20),
-                                      .threads = 1,
-                                      .jitter_ns = 20000};
+    const ot_device_options device = {
+        .kind = "cpu", .memory_bytes = bytes + (8 << 20), .threads = 1, .jitter_ns = 20000};
     const ot_stream_options stream = {.kind = OT_STREAM_COLLECTIVE, .name = "collective"};
     void *base;
     *g = (rig){.group = group, .rank = ot_group_rank(group), .size = ot_group_size(group)};
@@ -198,7 +196,7 @@ static void *open_one(void *argument)
     return NULL;
 }
 
-static void open_all(ranks *r, opening openings[], int size)
+static void open_all(rank_hub *r, opening openings[], int size)
 {
     pthread_t threads[RANKS];
     for (int rank = 0; rank < size; rank++) {
@@ -218,7 +216,7 @@ static void a_damaged_way_is_named(void **state)
                 continue;
             opening openings[RANKS];
             char text[64];
-            ranks *r = ranks_open(3, (ranks_fault){from, to});
+            rank_hub *r = ranks_open(3, (ranks_fault){from, to});
             open_all(r, openings, 3);
             for (int rank = 0; rank < 3; rank++)
                 assert_int_equal(openings[rank].status, rank == to ? OT_ERR_DEVICE : OT_OK);
@@ -238,7 +236,7 @@ static void who_does_not_come_is_named(void **state)
     opening openings[RANKS];
     double number = 1;
     rig g;
-    ranks *r = ranks_open(3, (ranks_fault){-1, -1});
+    rank_hub *r = ranks_open(3, (ranks_fault){-1, -1});
     open_all(r, openings, 3);
     ot_group_set_step(openings[1].group, 17);
     assert_int_equal(ot_group_sum(openings[1].group, "the loss", &number, 1), OT_ERR_DEVICE);
@@ -264,7 +262,7 @@ static void giving_up_ends_what_waits(void **state)
     (void)state;
     opening openings[RANKS];
     rig g;
-    ranks *r = ranks_open(2, (ranks_fault){-1, -1});
+    rank_hub *r = ranks_open(2, (ranks_fault){-1, -1});
     open_all(r, openings, 2);
     open_rig(&g, openings[0].group, 4096);
     ot_group_gather(g.group, g.stream, "weights", g.memory, 16);

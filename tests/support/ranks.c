@@ -14,13 +14,13 @@ typedef struct way {
 
 typedef struct thread_transport {
     ot_transport base;
-    ranks *ranks;
+    rank_hub *hub;
     int tag;
     ot_parcel *parcels;
     size_t count;
 } thread_transport;
 
-struct ranks {
+struct rank_hub {
     int size;
     ranks_fault fault;
     pthread_mutex_t lock;
@@ -34,11 +34,11 @@ static int start(ot_transport *base, int tag, ot_parcel *parcels, size_t count)
     t->tag = tag;
     t->parcels = parcels;
     t->count = count;
-    pthread_mutex_lock(&t->ranks->lock);
+    pthread_mutex_lock(&t->hub->lock);
     for (size_t p = 0; p < count; p++)
         if (!parcels[p].incoming)
-            t->ranks->ways[base->rank][parcels[p].peer] = (way){&parcels[p], tag, 0};
-    pthread_mutex_unlock(&t->ranks->lock);
+            t->hub->ways[base->rank][parcels[p].peer] = (way){&parcels[p], tag, 0};
+    pthread_mutex_unlock(&t->hub->lock);
     return 0;
 }
 
@@ -46,8 +46,8 @@ static int start(ot_transport *base, int tag, ot_parcel *parcels, size_t count)
 static int take(thread_transport *t, ot_parcel *parcel)
 {
     int from = parcel->peer, to = t->base.rank;
-    const ranks_fault *fault = &t->ranks->fault;
-    way *w = &t->ranks->ways[from][to];
+    const ranks_fault *fault = &t->hub->fault;
+    way *w = &t->hub->ways[from][to];
     if (w->sent == NULL || w->taken || w->tag != t->tag)
         return 0;
     if (w->sent->bytes != parcel->bytes) {
@@ -66,15 +66,14 @@ static int test(ot_transport *base)
 {
     thread_transport *t = (thread_transport *)base;
     int all = 1;
-    pthread_mutex_lock(&t->ranks->lock);
+    pthread_mutex_lock(&t->hub->lock);
     for (size_t p = 0; p < t->count && all >= 0; p++) {
         ot_parcel *parcel = &t->parcels[p];
         if (!parcel->ended)
-            parcel->ended =
-                parcel->incoming ? take(t, parcel) : t->ranks->ways[base->rank][parcel->peer].taken;
+            parcel->ended = parcel->incoming ? take(t, parcel) : t->hub->ways[base->rank][parcel->peer].taken;
         all = parcel->ended < 0 ? -1 : all & parcel->ended;
     }
-    pthread_mutex_unlock(&t->ranks->lock);
+    pthread_mutex_unlock(&t->hub->lock);
     return all;
 }
 
@@ -89,26 +88,26 @@ static void abort_transport(ot_transport *base, int code)
     _exit(code);
 }
 
-ranks *ranks_open(int size, ranks_fault fault)
+rank_hub *ranks_open(int size, ranks_fault fault)
 {
-    ranks *r = calloc(1, sizeof *r);
+    rank_hub *r = calloc(1, sizeof *r);
     must(r != NULL);
     r->size = size;
     r->fault = fault;
     pthread_mutex_init(&r->lock, NULL);
     for (int rank = 0; rank < size; rank++)
         r->transports[rank] = (thread_transport){
-            .base = {rank, size, "", start, test, close_transport, abort_transport}, .ranks = r};
+            .base = {rank, size, "", start, test, close_transport, abort_transport}, .hub = r};
     return r;
 }
 
-void ranks_close(ranks *r)
+void ranks_close(rank_hub *r)
 {
     pthread_mutex_destroy(&r->lock);
     free(r);
 }
 
-ot_transport *ranks_transport(ranks *r, int rank)
+ot_transport *ranks_transport(rank_hub *r, int rank)
 {
     return &r->transports[rank].base;
 }
@@ -134,7 +133,7 @@ static void *member_main(void *argument)
 
 void ranks_run(int size, double timeout_s, ranks_body *body, void *context)
 {
-    ranks *r = ranks_open(size, (ranks_fault){-1, -1});
+    rank_hub *r = ranks_open(size, (ranks_fault){-1, -1});
     member members[OT_RANKS_MAX];
     for (int rank = 0; rank < size; rank++) {
         members[rank] = (member){

@@ -9,10 +9,10 @@ typedef struct ranks_fault {
     int damage_from, damage_to; /* a bit of every parcel between these two is flipped */
 } ranks_fault;
 
-typedef struct ranks ranks;
-ranks *ranks_open(int size, ranks_fault fault);
-void ranks_close(ranks *ranks);                        /* when no transport is in use any more */
-ot_transport *ranks_transport(ranks *ranks, int rank); /* owned by `ranks` */
+typedef struct rank_hub rank_hub;
+rank_hub *ranks_open(int size, ranks_fault fault);
+void ranks_close(rank_hub *hub);                        /* when no transport is in use any more */
+ot_transport *ranks_transport(rank_hub *hub, int rank); /* owned by the hub */
 
 /* What each rank does; on threads of their own, where cmocka's assertions do not work: must() does. */
 typedef void ranks_body(ot_group *group, void *context);

@@ -1,0 +1,111 @@
+/* What the ranks of a group hand to one another beside the plan's operations: a model's chunks on their way out, and a
+ * glance at each other's plans. */
+#include <xxhash.h>
+
+#include "engine/trainer_state.h"
+#include "engine/training.h"
+
+enum { PARTS = 5 };
+
+/* The pieces of memory that make up a chunk's values. */
+typedef struct parts {
+    void *data[PARTS];
+    size_t bytes[PARTS];
+} parts;
+
+static parts parts_of(const ot_trainer *t, const ot_chunk_values *v)
+{
+    size_t moment = v->count * ot_dtype_bytes(t->training.state_dtype);
+    size_t scales = (v->count + OT_MOMENT_BLOCK - 1) / OT_MOMENT_BLOCK * sizeof(float);
+    parts all = {{v->master, v->moment1, v->moment2, v->scale1, v->scale2},
+                 {v->count * sizeof(float), moment, moment, scales, scales}};
+    for (int i = 0; i < PARTS; i++)
+        if (all.data[i] == NULL)
+            all.bytes[i] = 0;
+    return all;
+}
+
+/* Where a moment of another rank's chunk goes, with its scales behind it; NULL where the own chunk has none. */
+static void *incoming(const ot_trainer *t, const void *own, int moment)
+{
+    return own != NULL ? t->incoming[moment] : NULL;
+}
+
+static float *incoming_scales(const ot_trainer *t, const float *own, int moment)
+{
+    if (own == NULL)
+        return NULL;
+    return (float *)(void *)((char *)t->incoming[moment] + ot_moment_scales(t->plan->chunk_params));
+}
+
+static ot_status take_from(ot_trainer *t, int rank, const ot_chunk_values *like, const ot_chunk *chunk)
+{
+    size_t layer = (size_t)chunk->layer;
+    uint64_t first = chunk->first + (uint64_t)rank * ot_training_shard(&t->training, layer);
+    const ot_chunk_values values = {
+        .layer = layer,
+        .first = first,
+        .count = ot_training_present(&t->training, layer, first, chunk->count),
+        .master = t->scratch,
+        .moment1 = incoming(t, like->moment1, 0),
+        .moment2 = incoming(t, like->moment2, 1),
+        .scale1 = incoming_scales(t, like->scale1, 0),
+        .scale2 = incoming_scales(t, like->scale2, 1),
+    };
+    const char *name = t->training.model->layers[layer].name;
+    if (values.count == 0)
+        return OT_OK;
+    const parts all = parts_of(t, &values);
+    for (int i = 0; i < PARTS; i++)
+        OT_TRY(ot_group_receive(t->training.group, name, rank, all.data[i], all.bytes[i]));
+    return t->sink->take(t->sink->context, &values);
+}
+
+static ot_status send_to_first(const ot_trainer *t, const ot_chunk_values *values)
+{
+    const char *name = t->training.model->layers[values->layer].name;
+    const parts all = parts_of(t, values);
+    for (int i = 0; i < PARTS && values->count > 0; i++)
+        OT_TRY(ot_group_send(t->training.group, name, 0, all.data[i], all.bytes[i]));
+    return OT_OK;
+}
+
+ot_status ot_trainer_hand_over(ot_trainer *t, const ot_chunk_values *values, const ot_chunk *chunk)
+{
+    const uint32_t *layer_chunks = &t->plan->layer_chunks[chunk->layer];
+    if (t->training.rank > 0)
+        return send_to_first(t, values);
+    if (values->count > 0)
+        OT_TRY(t->sink->take(t->sink->context, values));
+    if (chunk != &t->plan->chunks[layer_chunks[1] - 1])
+        return OT_OK;
+    for (int rank = 1; rank < t->training.ranks; rank++)
+        for (uint32_t c = layer_chunks[0]; c < layer_chunks[1]; c++)
+            OT_TRY(take_from(t, rank, values, &t->plan->chunks[c]));
+    return OT_OK;
+}
+
+/* Of everything that must be alike. */
+static uint64_t hash_plan(const ot_plan *plan)
+{
+    uint64_t hash = XXH3_64bits(plan->arena_bytes, sizeof plan->arena_bytes) + plan->chunk_count;
+    for (int kind = 0; kind < OT_LISTS; kind++)
+        for (size_t i = 0; i < plan->lists[kind].count; i++) {
+            const ot_operation *op = &plan->lists[kind].operations[i];
+            const uint64_t facts[] = {hash, (uint64_t)op->kind, (uint64_t)op->layer, (uint64_t)op->chunk,
+                                      op->bytes};
+            hash = XXH3_64bits(facts, sizeof facts);
+        }
+    return hash;
+}
+
+ot_status ot_trainer_compare_plans(const ot_trainer *t)
+{
+    uint64_t own = hash_plan(t->plan), first = own;
+    OT_TRY(ot_group_broadcast(t->training.group, "the plan", 0, &first, sizeof first));
+    if (own == first)
+        return OT_OK;
+    return ot_fail(OT_ERR_USAGE,
+                   "rank %d has another plan than rank 0; all ranks need the same flags, budgets and threads",
+                   t->training.rank);
+}

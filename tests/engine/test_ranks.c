@@ -1,0 +1,417 @@
+/* Several ranks train one model: as one rank does but for rounding; and within a number of ranks, placement changes nothing,
+ * what moves is what was planned, and a model goes out and comes in whatever the number. Ranks are threads here. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "engine/data.h"
+#include "engine/trainer.h"
+#include "tests/support/ranks.h"
+#include "tests/support/test.h"
+
+enum { T = 24, SEQUENCES = 12, RANKS = 4, STEPS_MAX = 20, SLACK_BYTES = 4 << 20 };
+
+static char folder[] = "./offtrain-test-XXXXXX", folders[RANKS][64];
+static const char *directories[RANKS];
+
+static int open_folders(void **state)
+{
+    (void)state;
+    if (mkdtemp(folder) == NULL)
+        return -1;
+    for (int rank = 0; rank < RANKS; rank++) {
+        snprintf(folders[rank], sizeof folders[rank], "%s/rank-%d", folder, rank);
+        directories[rank] = folders[rank];
+        if (mkdir(folders[rank], 0700) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* Fails where a test left something in them. */
+static int close_folders(void **state)
+{
+    (void)state;
+    for (int rank = 0; rank < RANKS; rank++)
+        if (rmdir(folders[rank]) != 0)
+            return -1;
+    return rmdir(folder);
+}
+
+/* Odd sizes: layers of up to four blocks of sums, none of which is a multiple of anything. */
+static ot_model *open_model(int tied)
+{
+    const ot_model_config config = {
+        .family = OT_FAMILY_LLAMA,
+        .architecture = "LlamaForCausalLM",
+        .C = 64,
+        .L = 2,
+        .NH = 4,
+        .NKV = 2,
+        .HD = 16,
+        .F = 1051,
+        .V = 1031,
+        .positions = 64,
+        .norm_eps = 1e-5f,
+        .rope = {.kind = OT_ROPE_PLAIN, .theta = 10000},
+        .qkv_bias = !tied,
+        .tied = tied,
+        .bos = -1,
+        .eos = -1,
+        .init_std = 0.05,
+    };
+    ot_model *model;
+    assert_int_equal(ot_model_open(&config, &model), OT_OK);
+    return model;
+}
+
+static ot_training training_for(const ot_model *model)
+{
+    return (ot_training){
+        .model = model,
+        .B = 1,
+        .T = T,
+        .M = SEQUENCES,
+        .dtype = OT_BF16,
+        .state_dtype = OT_FP32,
+        .grad_dtype = OT_BF16,
+        .optimizer = OT_OPTIMIZER_ADAMW,
+        .beta1 = 0.9f,
+        .beta2 = 0.99f,
+        .eps = 1e-8f,
+        .weight_decay = 0.1f,
+        .max_grad_norm = 1,
+        .seed = 7,
+        .weights = {.automatic = 1},
+        .states = {.automatic = 1},
+        .grads = {.automatic = 1},
+        .acts = {.automatic = 1},
+        .overlap = 1,
+        .budget = {UINT64_C(1) << 30, UINT64_C(1) << 30, UINT64_C(1) << 30},
+        .device = "cpu",
+        .threads = 1,
+        .directory_count = 1,
+    };
+}
+
+/* ---- a run ---- */
+
+/* A model in model order, as a sink gets it. */
+typedef struct values {
+    const ot_model *model;
+    float *plane[3]; /* masters, first and second moments of all layers, padding in them */
+    size_t layer;
+    uint64_t at;
+} values;
+
+typedef struct outcome {
+    uint64_t hash;
+    double loss[STEPS_MAX], grad_norm[STEPS_MAX], eval_loss;
+    int skipped[STEPS_MAX];
+} outcome;
+
+typedef struct job {
+    ot_training training; /* of one rank; M of all */
+    size_t steps;
+    size_t windows; /* of a step's data there are no more than so many; 0: all */
+    double lr;
+    values *out; /* NULL: not wanted */
+    outcome outcomes[RANKS];
+} job;
+
+static uint64_t first_of(const ot_model *model, size_t layer)
+{
+    uint64_t first = 0;
+    for (size_t l = 0; l < layer; l++)
+        first += model->layers[l].params;
+    return first;
+}
+
+static ot_status take(void *context, const ot_chunk_values *chunk)
+{
+    values *v = context;
+    void *planes[] = {chunk->master, chunk->moment1, chunk->moment2};
+    must(chunk->layer == v->layer && chunk->first == v->at && chunk->count > 0);
+    for (int p = 0; p < 3; p++)
+        memcpy(v->plane[p] + first_of(v->model, chunk->layer) + chunk->first, planes[p],
+               chunk->count * sizeof(float));
+    v->at += chunk->count;
+    must(v->at <= v->model->layers[v->layer].params);
+    if (v->at == v->model->layers[v->layer].params) {
+        v->layer++;
+        v->at = 0;
+    }
+    return OT_OK;
+}
+
+static ot_status fill(void *context, const ot_chunk_values *chunk)
+{
+    const values *v = context;
+    void *planes[] = {chunk->master, chunk->moment1, chunk->moment2};
+    must(chunk->first + chunk->count <= v->model->layers[chunk->layer].params);
+    for (int p = 0; p < 3; p++)
+        memcpy(planes[p], v->plane[p] + first_of(v->model, chunk->layer) + chunk->first,
+               chunk->count * sizeof(float));
+    return OT_OK;
+}
+
+static void open_values(values *v, const ot_model *model)
+{
+    *v = (values){.model = model};
+    for (int p = 0; p < 3; p++)
+        v->plane[p] = calloc(first_of(model, model->layer_count), sizeof(float));
+}
+
+static void close_values(values *v)
+{
+    for (int p = 0; p < 3; p++)
+        free(v->plane[p]);
+}
+
+/* Every byte moved is a byte planned, and no tier holds more than planned. */
+static void expect_truth(const ot_trainer *trainer, const ot_step_result *result)
+{
+    const ot_plan *plan = ot_trainer_plan(trainer);
+    for (int lane = 0; lane < OT_LANES; lane++)
+        must(result->stats.bytes[lane] == plan->lists[result->list].lane_bytes[lane]);
+    for (int tier = 0; tier < OT_TIERS; tier++) {
+        uint64_t peak = ot_trainer_peak_bytes(trainer, (ot_tier)tier);
+        must(peak <= plan->peak_bytes[tier]);
+        must((double)peak + SLACK_BYTES >= 0.85 * (double)plan->peak_bytes[tier]);
+    }
+}
+
+/* Targets of windows that are not there. */
+static uint64_t drop(const ot_training *t, size_t windows, int32_t *data)
+{
+    size_t stride = t->B * t->T, first = (size_t)t->rank * t->B * t->M;
+    uint64_t dropped = 0;
+    for (size_t i = 0; i < t->B * t->M; i++)
+        for (size_t k = 0; first + i >= windows && k < t->T; k++) {
+            int32_t *target = data + i / t->B * 4 * stride + stride + i % t->B * t->T + k;
+            dropped += *target != -1;
+            *target = -1;
+        }
+    return dropped;
+}
+
+static void run_rank(ot_group *group, void *context)
+{
+    job *j = context;
+    ot_training t = j->training;
+    t.group = group;
+    t.ranks = ot_group_size(group);
+    t.rank = ot_group_rank(group);
+    t.M /= (size_t)t.ranks;
+    t.directories = &directories[t.rank];
+    outcome *out = &j->outcomes[t.rank];
+    const ot_data_options options = {.T = T, .V = t.model->config.V, .shuffle = 1, .seed = 3};
+    ot_dataset *data;
+    ot_trainer *trainer;
+    must(ot_dataset_open(&options, &data) == OT_OK);
+    must(ot_trainer_open(&t, &trainer) == OT_OK);
+    uint64_t trained = 0;
+    for (uint64_t step = 0; step < j->steps; step++) {
+        ot_step_result result;
+        int32_t *to = ot_trainer_data(trainer);
+        trained = ot_dataset_fill_part(data, step, t.B, t.M, t.rank, t.ranks, to);
+        if (j->windows > 0)
+            trained -= drop(&t, j->windows, to);
+        must(ot_trainer_step(trainer, j->lr, trained, &result) == OT_OK);
+        out->loss[step] = result.loss;
+        out->grad_norm[step] = result.grad_norm;
+        out->skipped[step] = result.skipped;
+        expect_truth(trainer, &result);
+    }
+    if (trained > 0 && j->windows == 0)
+        must(ot_trainer_evaluate(trainer, trained, &out->eval_loss) == OT_OK);
+    must(ot_trainer_hash(trainer, &out->hash) == OT_OK);
+    const ot_sink sink = {take, j->out};
+    if (j->out != NULL)
+        must(ot_trainer_save(trainer, t.rank == 0 ? &sink : NULL) == OT_OK);
+    ot_trainer_close(trainer);
+    ot_dataset_close(data);
+}
+
+/* All ranks get the same results. */
+static outcome run(job *j, int ranks)
+{
+    memset(j->outcomes, 0, sizeof j->outcomes);
+    ranks_run(ranks, 120, run_rank, j);
+    for (int rank = 1; rank < ranks; rank++)
+        assert_memory_equal(&j->outcomes[rank], &j->outcomes[0], sizeof(outcome));
+    return j->outcomes[0];
+}
+
+/* ---- the number of ranks changes rounding alone ---- */
+
+static void expect_near(const outcome *a, const outcome *b, size_t steps)
+{
+    for (size_t step = 0; step < steps; step++) {
+        if (!(fabs(a->loss[step] - b->loss[step]) <= 1e-5 * b->loss[step]))
+            fail_msg("step %zu: loss %.9g, expected %.9g", step, a->loss[step], b->loss[step]);
+        assert_true(fabs(a->grad_norm[step] - b->grad_norm[step]) <= 1e-4 * b->grad_norm[step]);
+    }
+    assert_true(fabs(a->eval_loss - b->eval_loss) <= 1e-5 * fabs(b->eval_loss));
+}
+
+static void ranks_change_rounding_only(void **state)
+{
+    (void)state;
+    for (int tied = 0; tied < 2; tied++)
+        for (int clipping = 0; clipping < 2; clipping++) {
+            ot_model *model = open_model(tied);
+            job j = {.training = training_for(model), .steps = STEPS_MAX, .lr = 1e-3};
+            j.training.dtype = j.training.grad_dtype = OT_FP32;
+            j.training.max_grad_norm = clipping ? 0.5 : 0;
+            outcome alone = run(&j, 1);
+            assert_true(alone.loss[STEPS_MAX - 1] < 0.9 * alone.loss[0]);
+            for (int ranks = 2; ranks <= RANKS; ranks++) {
+                outcome several = run(&j, ranks);
+                expect_near(&several, &alone, STEPS_MAX);
+            }
+            ot_model_close(model);
+        }
+}
+
+/* 7 windows: the last of 2 ranks has one to train, of 3 and 4 ranks the last has none. */
+static void ranks_without_data_take_part(void **state)
+{
+    (void)state;
+    ot_model *model = open_model(1);
+    job j = {.training = training_for(model), .steps = 3, .lr = 1e-3, .windows = 7};
+    j.training.dtype = j.training.grad_dtype = OT_FP32;
+    outcome alone = run(&j, 1);
+    for (int ranks = 2; ranks <= RANKS; ranks++) {
+        outcome several = run(&j, ranks);
+        expect_near(&several, &alone, 3);
+    }
+    ot_model_close(model);
+}
+
+/* ---- placement changes nothing ---- */
+
+static const ot_placement on_device = {0, OT_TIER_DEVICE, 1}, on_host = {0, OT_TIER_HOST, 1},
+                          on_nvme = {0, OT_TIER_NVME, 1}, mostly_host = {0, OT_TIER_HOST, 0.6},
+                          any = {1, 0, 0};
+
+enum { PLACEMENTS = 6 };
+
+static void place(ot_training *t, int which)
+{
+    const struct {
+        ot_placement weights, states, grads, acts;
+    } all[PLACEMENTS] = {
+        {any, any, any, any},
+        {on_device, on_host, on_host, on_device},
+        {on_host, on_host, on_host, on_host},
+        {on_nvme, on_nvme, on_nvme, on_nvme},
+        {on_host, mostly_host, on_nvme, on_host},
+        {{0, OT_TIER_DEVICE, 0.5}, mostly_host, on_host, on_host},
+    };
+    static const int depths[PLACEMENTS] = {0, 1, 2, 1, 3, 2};
+    t->weights = all[which].weights;
+    t->states = all[which].states;
+    t->grads = all[which].grads;
+    t->acts = all[which].acts;
+    t->prefetch_depth = depths[which];
+    t->overlap = which != 2;
+    t->chunk_params = which == 4 ? 2 * OT_SUM_BLOCK : 0;
+    t->jitter_ns = which % 2 ? 20000 : 0;
+    t->jitter_seed = (uint64_t)which;
+}
+
+/* BF16; FP32 with the update inside backward; FP16 with a loss scale; 8-bit moments. */
+static void placement_changes_nothing(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < 4; kind++)
+        for (int ranks = 2; ranks <= RANKS; ranks++) {
+            ot_model *model = open_model(kind % 2);
+            job j = {.training = training_for(model), .steps = 3, .lr = 1e-2};
+            ot_training *t = &j.training;
+            t->dtype = t->grad_dtype = kind == 1 ? OT_FP32 : kind == 2 ? OT_FP16 : OT_BF16;
+            t->max_grad_norm = kind == 1 ? 0 : 1;
+            t->state_dtype = kind == 3 ? OT_INT8 : OT_FP32;
+            outcome reference = run(&j, ranks);
+            for (int placement = 1; placement < PLACEMENTS; placement++) {
+                place(t, placement);
+                outcome other = run(&j, ranks);
+                if (memcmp(&other, &reference, sizeof other) != 0)
+                    fail_msg("kind %d, %d ranks, placement %d: another result", kind, ranks, placement);
+            }
+            ot_model_close(model);
+        }
+}
+
+/* ---- a model goes out and comes in ---- */
+
+static void a_model_does_not_depend_on_ranks(void **state)
+{
+    (void)state;
+    ot_model *model = open_model(0);
+    const uint64_t bytes = first_of(model, model->layer_count) * sizeof(float);
+    values alone, after, again;
+    open_values(&alone, model);
+    open_values(&after, model);
+    open_values(&again, model);
+    job j = {.training = training_for(model), .out = &alone};
+    outcome fresh = run(&j, 1);
+    for (int ranks = 2; ranks <= RANKS; ranks++) {
+        after.layer = 0;
+        j.out = &after;
+        assert_int_equal(run(&j, ranks).hash, fresh.hash);
+        assert_int_equal(after.layer, model->layer_count);
+        assert_memory_equal(after.plane[0], alone.plane[0], bytes);
+    }
+    /* Three steps of 2 ranks, taken up by others: with a rate of 0 the next step changes moments alone. */
+    after.layer = 0;
+    j.steps = 3;
+    j.lr = 1e-2;
+    outcome trained = run(&j, 2);
+    assert_int_not_equal(trained.hash, fresh.hash);
+    const ot_source source = {fill, &after};
+    j.training.source = &source;
+    j.steps = 0;
+    for (int ranks = 1; ranks <= RANKS; ranks++) {
+        again.layer = 0;
+        j.out = &again;
+        assert_int_equal(run(&j, ranks).hash, trained.hash);
+        for (int p = 0; p < 3; p++)
+            assert_memory_equal(again.plane[p], after.plane[p], bytes);
+    }
+    close_values(&alone);
+    close_values(&after);
+    close_values(&again);
+    ot_model_close(model);
+}
+
+/* ---- an overflow in one rank is everybody's ---- */
+
+static void an_overflow_skips_all_ranks(void **state)
+{
+    (void)state;
+    ot_model *model = open_model(1);
+    job j = {.training = training_for(model), .lr = 1e-2};
+    j.training.dtype = j.training.grad_dtype = OT_FP16;
+    j.training.loss_scale = 0x1p40; /* beyond FP16 whatever the loss */
+    outcome before = run(&j, 3);
+    j.steps = 2;
+    outcome after = run(&j, 3);
+    assert_int_equal(after.hash, before.hash);
+    assert_true(after.skipped[0] && after.skipped[1]);
+    ot_model_close(model);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks_change_rounding_only),  cmocka_unit_test(ranks_without_data_take_part),
+        cmocka_unit_test(placement_changes_nothing),   cmocka_unit_test(a_model_does_not_depend_on_ranks),
+        cmocka_unit_test(an_overflow_skips_all_ranks),
+    };
+    return cmocka_run_group_tests(tests, open_folders, close_folders);
+}
