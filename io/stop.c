@@ -22,6 +22,8 @@ void ot_stop_install(void)
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGUSR1, &action, NULL);
+    sigaction(SIGUSR2, &action, NULL);
     if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN) /* ignored: nohup */
         sigaction(SIGHUP, &action, NULL);
     /* A reader that is gone and a file size limit become errors of the write. */
@@ -36,6 +38,7 @@ ot_status ot_stop_check(void)
     case 0:
         return OT_OK;
     case SIGINT:
+    case SIGUSR1:
         return ot_fail(OT_STOPPED_INT, "stopped by SIGINT");
     case SIGHUP:
         return ot_fail(OT_STOPPED_TERM, "stopped by SIGHUP, the end of the terminal");

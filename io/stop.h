@@ -1,4 +1,5 @@
-/* A clean end on SIGINT, SIGTERM and SIGHUP (the terminal is gone; as SIGTERM): the first signal asks for it, a second one stops the process at once.
+/* A clean end on SIGINT, SIGTERM and SIGHUP (the terminal is gone; as SIGTERM), and, as mpirun hands them
+ * on, on SIGUSR1 (as SIGINT) and SIGUSR2 (as SIGTERM): the first signal asks for it, a second one stops the process at once.
  * The request is process-wide, as signals are. */
 #ifndef OT_IO_STOP_H
 #define OT_IO_STOP_H

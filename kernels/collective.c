@@ -1,10 +1,11 @@
 /* Collective operations as exchanges of parcels, whatever carries them. */
 #include "kernels/collective.h"
 
-#include <dlfcn.h>
-#include <limits.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +22,7 @@ enum {
     PATTERN_BYTES = (64 << 10) + 13,
     CALLS_MAX = 64,     /* enqueued and not yet run */
     EAGER_TESTS = 1000, /* before the processor is given up */
+    LOOK_TESTS = 256,   /* between two looks at whether all are alive */
     NAP_NS = 50000,
     NAP_MOST_NS = 1000000,
 };
@@ -39,8 +41,15 @@ typedef struct call {
     size_t shard; /* bytes, or elements of a sum */
 } call;
 
+/* Who a rank is on its machine, so that others there see when it has died. */
+typedef struct identity {
+    int64_t pid;
+    uint64_t home; /* of machine, boot and process namespace */
+} identity;
+
 struct ot_group {
     ot_transport *transport;
+    identity identities[OT_RANKS_MAX];
     int rank, size;
     int64_t timeout_ns;
     uint64_t step;
@@ -128,6 +137,31 @@ static void rest(unsigned tests)
     nanosleep(&(struct timespec){.tv_nsec = nap < NAP_MOST_NS ? nap : NAP_MOST_NS}, NULL);
 }
 
+/* The first rank of this machine that is waited for and whose process is gone, or -1. */
+static int find_dead(const ot_group *group)
+{
+    const identity *own = &group->identities[group->rank];
+    for (size_t p = 0; p < group->parcel_count; p++) {
+        const identity *peer = &group->identities[group->parcels[p].peer];
+        if (!group->parcels[p].ended && peer->pid > 0 && peer->home == own->home &&
+            kill((pid_t)peer->pid, 0) != 0 && errno == ESRCH)
+            return group->parcels[p].peer;
+    }
+    return -1;
+}
+
+/* What a rank has sent before it died still comes. */
+static ot_status check_alive(ot_group *group, group_verb verb, const char *what)
+{
+    char reason[128];
+    int dead = find_dead(group);
+    if (dead < 0 || group->transport->test(group->transport) != 0 || find_dead(group) != dead)
+        return OT_OK;
+    snprintf(reason, sizeof reason, "rank %d has died (process %lld)", dead,
+             (long long)group->identities[dead].pid);
+    return fail(group, verb, what, reason);
+}
+
 /* Moves the parcels that were added. */
 static ot_status exchange(ot_group *group, group_verb verb, const char *what)
 {
@@ -147,6 +181,8 @@ static ot_status exchange(ot_group *group, group_verb verb, const char *what)
             return fail(group, verb, what, "this rank has failed");
         if (tests % 64 == 0 && ot_clock_ns() > deadline)
             return time_out(group, verb, what);
+        if (tests % LOOK_TESTS == LOOK_TESTS - 1)
+            OT_TRY(check_alive(group, verb, what));
         rest(tests);
     }
     group->parcel_count = 0;
@@ -356,54 +392,34 @@ static ot_status test_ways(ot_group *group)
     return status;
 }
 
-int ot_group_is_launched(void)
+static uint64_t mix_text(uint64_t hash, const char *text)
 {
-    static const char *const variables[] = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"};
-    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++)
-        if (getenv(variables[i]) != NULL)
-            return 1;
-    return 0;
+    for (; *text != '\0'; text++)
+        hash = (hash ^ (unsigned char)*text) * 0x100000001b3u;
+    return hash;
 }
 
-static const char plugin_name[] = "libofftrain_mpi.so";
-
-/* Beside the program, or where it was installed. It stays open until the program ends. MPI's own plugins look for its
- * symbols among the global ones. */
-static void *open_plugin(void)
+static identity find_identity(void)
 {
-    const int flags = RTLD_NOW | RTLD_GLOBAL;
-    static const char *const folders[] = {"", "../lib/"};
-    char folder[PATH_MAX], path[PATH_MAX + 64];
-    const char *named = getenv("OFFTRAIN_MPI_PLUGIN");
-    if (named != NULL)
-        return dlopen(named, flags);
-    ssize_t length = readlink("/proc/self/exe", folder, sizeof folder - 1);
-    folder[length > 0 ? length : 0] = '\0';
-    char *slash = strrchr(folder, '/');
-    folder[slash != NULL ? slash + 1 - folder : 0] = '\0';
-    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
-        snprintf(path, sizeof path, "%s%s%s", folder, folders[i], plugin_name);
-        if (access(path, F_OK) == 0)
-            return dlopen(path, flags);
-    }
-    return NULL;
+    char host[256] = "", boot[64] = "", space[64] = "";
+    gethostname(host, sizeof host - 1);
+    ssize_t length = readlink("/proc/self/ns/pid", space, sizeof space - 1);
+    space[length > 0 ? length : 0] = '\0';
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    length = fd >= 0 ? read(fd, boot, sizeof boot - 1) : 0;
+    boot[length > 0 ? length : 0] = '\0';
+    if (fd >= 0)
+        close(fd);
+    return (identity){getpid(), mix_text(mix_text(mix_text(0xcbf29ce484222325u, host), boot), space)};
 }
 
-static ot_status open_mpi(ot_transport **out)
+static ot_status exchange_identities(ot_group *group)
 {
-    char error[OT_TRANSPORT_TEXT_BYTES] = "it is of another version of offtrain; build both again";
-    ot_transport_entry *entry = NULL;
-    (void)dlerror();
-    void *library = open_plugin();
-    if (library == NULL) {
-        const char *reason = dlerror();
-        return ot_fail(OT_ERR_DEVICE, "several ranks need MPI: %s",
-                       reason != NULL ? reason : "libofftrain_mpi.so is not beside the program");
-    }
-    void *symbol = dlsym(library, OT_TRANSPORT_SYMBOL);
-    memcpy(&entry, &symbol, sizeof entry); /* C has no cast for it */
-    *out = entry != NULL ? entry(OT_TRANSPORT_VERSION, error) : NULL;
-    return *out != NULL ? OT_OK : ot_fail(OT_ERR_DEVICE, "%s: %s", plugin_name, error);
+    identity all[OT_RANKS_MAX];
+    all[group->rank] = find_identity();
+    OT_TRY(gather(group, "the processes", (char *)all, sizeof *all));
+    memcpy(group->identities, all, sizeof *all * (size_t)group->size);
+    return OT_OK;
 }
 
 static ot_status open_group(const ot_group_options *options, ot_group *group)
@@ -417,7 +433,8 @@ static ot_status open_group(const ot_group_options *options, ot_group *group)
     group->pieces = aligned_alloc(64, (size_t)group->size * PIECE_BYTES);
     if (group->pieces == NULL)
         return ot_fail(OT_ERR_INTERNAL, "out of memory for a group of %d ranks", group->size);
-    return test_ways(group);
+    OT_TRY(test_ways(group));
+    return exchange_identities(group);
 }
 
 static void free_group(ot_group *group)
@@ -433,7 +450,7 @@ ot_status ot_group_open(const ot_group_options *options, ot_group **out)
     ot_transport *transport = options->transport;
     *out = NULL;
     if (transport == NULL)
-        OT_TRY(open_mpi(&transport));
+        OT_TRY(ot_transport_open_mpi(&transport));
     if (transport->size == 1) {
         transport->close(transport);
         return OT_OK;

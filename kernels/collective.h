@@ -6,8 +6,8 @@
  * rank.
  *
  * `what` names the object in messages ("model.layers.3"); it lives until the operation has run. An operation that has
- * waited for longer than the group's timeout fails with OT_ERR_DEVICE; the text names this rank, the step, the operation
- * and the ranks that did not come. After a failure a group is good for ot_group_abort alone.
+ * waited for longer than the group's timeout, or for a rank of this machine that has died, fails with OT_ERR_DEVICE; the
+ * text names this rank, the step, the operation and the ranks that did not come. After a failure a group is good for ot_group_abort alone.
  *
  * NULL is a group of one, for which every operation is nothing. */
 #ifndef OT_KERNELS_COLLECTIVE_H
@@ -27,8 +27,8 @@ typedef struct ot_group_options {
     double timeout_s;        /* of one operation; 0: half an hour */
 } ot_group_options;
 
-/* Whether an MPI launcher has started this process as one of several ranks, or of one. */
-int ot_group_is_launched(void);
+/* As one of how many ranks an MPI launcher (mpirun, srun with PMI) has started this process; 0: none has. */
+int ot_group_launched(void);
 
 /* Joins the group and tests the way between each two ranks in both directions with a pattern. `*out` is NULL where this
  * is the only rank. OT_ERR_DEVICE where MPI does not work, or a pattern arrives damaged: the text names both ranks. */

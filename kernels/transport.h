@@ -9,6 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "io/status.h"
+
 enum {
     OT_TRANSPORT_VERSION = 1, /* one more for every change of this file */
     OT_RANKS_MAX = 64,
@@ -42,5 +44,8 @@ struct ot_transport {
 /* The transport of this process, or NULL with the reason in `error`. */
 typedef ot_transport *ot_transport_entry(uint32_t version, char error[OT_TRANSPORT_TEXT_BYTES]);
 #define OT_TRANSPORT_SYMBOL "ot_transport_open"
+
+/* Loads MPI's, beside the program or where OFFTRAIN_MPI_PLUGIN says, and joins the ranks that the launcher has started. */
+ot_status ot_transport_open_mpi(ot_transport **out) OT_MUST_CHECK;
 
 #endif

@@ -182,6 +182,7 @@ static void says(const char *text)
 
 typedef struct opening {
     ot_transport *transport;
+    double timeout_s;
     ot_group *group;
     ot_status status;
     ot_error error;
@@ -190,17 +191,17 @@ typedef struct opening {
 static void *open_one(void *argument)
 {
     opening *o = argument;
-    const ot_group_options options = {o->transport, 2};
+    const ot_group_options options = {o->transport, o->timeout_s};
     o->status = ot_group_open(&options, &o->group);
     o->error = ot_error_take();
     return NULL;
 }
 
-static void open_all(rank_hub *r, opening openings[], int size)
+static void open_all(rank_hub *r, opening openings[], int size, double timeout_s)
 {
     pthread_t threads[RANKS];
     for (int rank = 0; rank < size; rank++) {
-        openings[rank] = (opening){.transport = ranks_transport(r, rank)};
+        openings[rank] = (opening){.transport = ranks_transport(r, rank), .timeout_s = timeout_s};
         assert_int_equal(pthread_create(&threads[rank], NULL, open_one, &openings[rank]), 0);
     }
     for (int rank = 0; rank < size; rank++)
@@ -217,14 +218,12 @@ static void a_damaged_way_is_named(void **state)
             opening openings[RANKS];
             char text[64];
             rank_hub *r = ranks_open(3, (ranks_fault){from, to});
-            open_all(r, openings, 3);
+            open_all(r, openings, 3, 0.3);
             for (int rank = 0; rank < 3; rank++)
-                assert_int_equal(openings[rank].status, rank == to ? OT_ERR_DEVICE : OT_OK);
+                assert_int_equal(openings[rank].status, OT_ERR_DEVICE); /* the others miss that one */
             snprintf(text, sizeof text, "rank %d sends arrives damaged at rank %d", from, to);
             assert_int_equal(ot_error_raise(&openings[to].error), OT_ERR_DEVICE);
             says(text);
-            for (int rank = 0; rank < 3; rank++)
-                ot_group_close(openings[rank].group);
             ranks_close(r);
         }
 }
@@ -237,7 +236,7 @@ static void who_does_not_come_is_named(void **state)
     double number = 1;
     rig g;
     rank_hub *r = ranks_open(3, (ranks_fault){-1, -1});
-    open_all(r, openings, 3);
+    open_all(r, openings, 3, 2);
     ot_group_set_step(openings[1].group, 17);
     assert_int_equal(ot_group_sum(openings[1].group, "the loss", &number, 1), OT_ERR_DEVICE);
     says("rank 1 of 3, step 17, all-reduce of the loss: waited 2 s for rank 0, 2;");
@@ -246,7 +245,7 @@ static void who_does_not_come_is_named(void **state)
     ranks_close(r);
 
     r = ranks_open(3, (ranks_fault){-1, -1});
-    open_all(r, openings, 3);
+    open_all(r, openings, 3, 2);
     open_rig(&g, openings[1].group, 4096);
     ot_group_gather(g.group, g.stream, "model.layers.3", g.memory, 16);
     assert_int_equal(ot_stream_synchronize(g.stream), OT_ERR_DEVICE);
@@ -263,7 +262,7 @@ static void giving_up_ends_what_waits(void **state)
     opening openings[RANKS];
     rig g;
     rank_hub *r = ranks_open(2, (ranks_fault){-1, -1});
-    open_all(r, openings, 2);
+    open_all(r, openings, 2, 2);
     open_rig(&g, openings[0].group, 4096);
     ot_group_gather(g.group, g.stream, "weights", g.memory, 16);
     ot_group_cancel(g.group);
