@@ -467,7 +467,8 @@ ot_status ot_trainer_step(ot_trainer *t, double lr, uint64_t trained_tokens, ot_
 {
     OT_ASSERT(!t->training.inference);
     OT_TRY(sum_tokens(t, &trained_tokens));
-    *result = (ot_step_result){.loss_scale = t->training.dtype == OT_FP16 ? t->loss_scale.scale : 1};
+    *result = (ot_step_result){.trained_tokens = trained_tokens,
+                               .loss_scale = t->training.dtype == OT_FP16 ? t->loss_scale.scale : 1};
     t->grad_scale = (float)(result->loss_scale / (double)trained_tokens);
     t->before = t->now;
     if (t->plan->update_in_backward)

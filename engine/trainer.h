@@ -72,9 +72,10 @@ void ot_trainer_close(ot_trainer *trainer); /* NULL is allowed */
 int32_t *ot_trainer_data(ot_trainer *trainer);
 
 typedef struct ot_step_result {
-    ot_list_kind list; /* what was executed: FIRST or STEADY */
-    double loss;       /* mean over the trained tokens */
-    double grad_norm;  /* of the unscaled gradient, before clipping */
+    ot_list_kind list;       /* what was executed: FIRST or STEADY */
+    double loss;             /* mean over the trained tokens */
+    uint64_t trained_tokens; /* of all ranks */
+    double grad_norm;        /* of the unscaled gradient, before clipping */
     double clip_factor;
     double loss_scale; /* this step's */
     int skipped;

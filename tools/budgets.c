@@ -26,17 +26,26 @@ static uint64_t usable_memory(uint64_t bytes)
     return without(bytes, (UINT64_C(256) << 20) + bytes / 32);
 }
 
+/* Ranks that share this machine's memory and drives. */
+static uint64_t local_ranks(const ot_job *job)
+{
+    const char *text = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+    int launched = text != NULL ? atoi(text) : 0;
+    return launched > 0 && launched < job->flags->ranks ? (uint64_t)launched : (uint64_t)job->flags->ranks;
+}
+
 static ot_status find_memory(ot_job *job)
 {
     const ot_train_flags *flags = job->flags;
     ot_limits *limits = &job->limits;
     OT_TRY(ot_memory_budget_read("", &job->memory));
-    uint64_t memory = usable_memory(job->memory.bytes);
+    uint64_t ranks = local_ranks(job), memory = usable_memory(job->memory.bytes) / ranks;
+    uint64_t host_mem = flags->host_mem / ranks;
     /* What another machine has is for the flag to say. */
     if (job->card != NULL)
-        limits->host = flags->host_mem != OT_AUTO_SIZE ? flags->host_mem : memory;
+        limits->host = flags->host_mem != OT_AUTO_SIZE ? host_mem : memory;
     else
-        limits->host = flags->host_mem != OT_AUTO_SIZE ? smaller(flags->host_mem, memory) : memory;
+        limits->host = flags->host_mem != OT_AUTO_SIZE ? smaller(host_mem, memory) : memory;
     limits->memory = job->shared ? memory : UINT64_MAX;
     if (job->shared)
         limits->device = memory;
@@ -110,7 +119,9 @@ ot_status ot_job_find_limits(ot_job *job)
 {
     OT_TRY(find_memory(job));
     if (job->flags->nvme.count > 0)
-        return find_given_drives(job);
-    find_own_drive(job);
+        OT_TRY(find_given_drives(job));
+    else
+        find_own_drive(job);
+    job->limits.nvme /= local_ranks(job);
     return OT_OK;
 }

@@ -10,24 +10,29 @@
 #include "tools/command.h"
 #include "tools/job.h"
 #include "tools/json.h"
+#include "tools/ranks.h"
 #include "tools/train.h"
 
 ot_status ot_evaluate(ot_trainer *trainer, const ot_training *training, const ot_dataset *dataset,
                       ot_evaluation *out)
 {
-    uint64_t steps = ot_dataset_steps(dataset, training->B * training->M);
+    int ranks = training->ranks > 1 ? training->ranks : 1;
+    uint64_t steps = ot_dataset_steps(dataset, training->B * training->M * (size_t)ranks);
     int64_t start = ot_clock_ns();
     double sum = 0;
     *out = (ot_evaluation){.tokens = 0};
     for (uint64_t step = 0; step < steps; step++) {
-        double loss;
-        OT_TRY(ot_stop_check());
-        uint64_t trained = ot_dataset_fill(dataset, step, training->B, training->M, ot_trainer_data(trainer));
-        if (trained == 0)
+        double loss, all;
+        OT_TRY(ot_ranks_stop_check(training->group));
+        uint64_t trained = ot_dataset_fill_part(dataset, step, training->B, training->M, training->rank,
+                                                ranks, ot_trainer_data(trainer));
+        all = (double)trained;
+        OT_TRY(ot_group_sum(training->group, "evaluated tokens", &all, 1));
+        if (all <= 0)
             continue;
         OT_TRY(ot_trainer_evaluate(trainer, trained, &loss));
-        sum += loss * (double)trained;
-        out->tokens += trained;
+        sum += loss * all;
+        out->tokens += (uint64_t)all;
     }
     if (out->tokens == 0)
         return ot_fail(OT_ERR_DATA, "evaluation: no token of the data is trained, so there is no loss");
@@ -74,6 +79,7 @@ static ot_status run_eval(const ot_train_flags *flags, int argc, char **argv)
     ot_job job;
     (void)argc;
     (void)argv;
+    OT_TRY(ot_ranks_refuse(flags, "eval"));
     ot_stop_install();
     own.inference = 1;
     own.shuffle = 0;

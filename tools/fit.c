@@ -95,16 +95,16 @@ ot_status ot_job_fit(const ot_job *job, const ot_limits *limits, ot_training *tr
 {
     attempt best = {.plan = NULL};
     ot_training t = *training;
-    size_t first = job->batch_fixed ? t.B : job->sequences, last = job->batch_fixed ? t.B : 1;
+    size_t first = job->batch_fixed ? t.B : job->share, last = job->batch_fixed ? t.B : 1;
     t.B = last;
-    t.M = job->sequences / t.B;
+    t.M = job->share / t.B;
     OT_TRY(ot_job_fits(limits, &t)); /* where the smallest does not fit, none does */
     ot_status status = OT_ERR_FIT;
     for (size_t B = first; B >= last && status == OT_ERR_FIT; B--) {
-        if (!job->batch_fixed && (job->sequences % B != 0 || (B > 1 && B * t.T > TOKENS_ENOUGH)))
+        if (!job->batch_fixed && (job->share % B != 0 || (B > 1 && B * t.T > TOKENS_ENOUGH)))
             continue;
         t.B = B;
-        t.M = job->sequences / B;
+        t.M = job->share / B;
         status = try_splits(limits, &t, &best);
     }
     ot_plan_free(best.plan);

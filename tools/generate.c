@@ -15,6 +15,7 @@
 #include "kernels/random.h"
 #include "tools/command.h"
 #include "tools/job.h"
+#include "tools/ranks.h"
 #include "tools/train.h"
 
 /* ---- one token ---- */
@@ -279,6 +280,7 @@ static ot_status run_generate(const ot_train_flags *flags, int argc, char **argv
     if (flags->sample_prompt == NULL)
         return ot_fail(OT_ERR_USAGE, "generate: --prompt TEXT is missing");
     own.inference = 1;
+    OT_TRY(ot_ranks_refuse(flags, "generate"));
     ot_stop_install();
     if (flags->model == NULL)
         return ot_fail(OT_ERR_USAGE,

@@ -107,6 +107,7 @@ static ot_status choose_training(ot_job *job)
     t->recompute = recompute_of(flags->recompute);
     t->overlap = flags->overlap;
     t->inference = flags->inference;
+    t->ranks = (int)flags->ranks;
     t->threads = flags->threads == OT_AUTO_INT ? 0 : (int)flags->threads;
     t->io.backend = backend_of(flags->io);
     t->io.depth = flags->io_depth == OT_AUTO_INT ? 0 : (uint32_t)flags->io_depth;
@@ -121,12 +122,13 @@ static void choose_batch(ot_job *job)
 {
     const ot_train_flags *flags = job->flags;
     job->sequences = (size_t)flags->global_batch_size;
+    job->share = job->sequences / (size_t)flags->ranks;
     job->batch_fixed = flags->batch_size != OT_AUTO_INT || flags->grad_accum != OT_AUTO_INT;
     if (!job->batch_fixed)
         return;
-    job->training.B = flags->batch_size != OT_AUTO_INT ? (size_t)flags->batch_size
-                                                       : job->sequences / (size_t)flags->grad_accum;
-    job->training.M = job->sequences / job->training.B;
+    job->training.B =
+        flags->batch_size != OT_AUTO_INT ? (size_t)flags->batch_size : job->share / (size_t)flags->grad_accum;
+    job->training.M = job->share / job->training.B;
 }
 
 /* ---- data and steps ---- */
@@ -218,8 +220,7 @@ uint64_t ot_job_step_tokens(const ot_job *job)
 
 double ot_job_model_flops(const ot_job *job)
 {
-    ot_model_flops flops =
-        ot_model_count_flops(job->model, job->sequences, job->training.T, OT_RECOMPUTE_FULL);
+    ot_model_flops flops = ot_model_count_flops(job->model, job->share, job->training.T, OT_RECOMPUTE_FULL);
     return 3 * ((double)job->model->config.L * flops.block_forward + flops.head_forward);
 }
 

@@ -30,7 +30,8 @@ typedef struct ot_job {
     ot_dataset *dataset;  /* data.training */
     ot_training training; /* with the batch, budgets and rates that were chosen */
     int batch_fixed;      /* B and M were given */
-    size_t sequences;     /* of a step: B*M */
+    size_t sequences;     /* of a step, of all ranks */
+    size_t share;         /* of them one rank's: B*M */
 
     ot_memory_budget memory; /* as found */
     ot_limits limits;
@@ -79,7 +80,7 @@ ot_status ot_job_fits(const ot_limits *limits, const ot_training *training) OT_M
 ot_list_kind ot_steady_kind(const ot_plan *plan);
 const ot_list *ot_steady_list(const ot_plan *plan);
 
-/* Work of a step without recompute: three times forward. */
+/* Work of a step of one rank without recompute: three times forward. */
 double ot_job_model_flops(const ot_job *job);
 
 /* What the limits of this machine are: budgets.c. */

@@ -6,12 +6,16 @@
 #include "tools/metrics.h"
 #include "tools/plan_report.h"
 #include "tools/progress.h"
+#include "tools/ranks.h"
 #include "tools/rundir.h"
 #include "tools/session.h"
 #include "tools/trace.h"
 
 typedef struct ot_run {
     ot_train_flags flags;
+    ot_group *group;         /* NULL: alone */
+    int silent;              /* 1: rank 0 prints and writes what there is, this one nothing */
+    ot_rank_folders folders; /* of the NVMe tier */
     ot_session session;
     ot_job job;
     ot_rundir dir;

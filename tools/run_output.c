@@ -39,6 +39,8 @@ ot_status ot_run_emit(const ot_run *r, const char *event, json_t *object)
 
 ot_status ot_run_show_header(ot_run *r)
 {
+    if (r->silent)
+        return OT_OK;
     json_t *plan = ot_plan_json(&r->job, &r->suggestions);
     ot_status status = ot_rundir_json(&r->dir, "plan.json", plan);
     if (status != OT_OK) {
@@ -55,6 +57,10 @@ ot_status ot_run_show_header(ot_run *r)
 
 ot_status ot_run_add_row(ot_run *r, json_t *row)
 {
+    if (r->silent) {
+        json_decref(row);
+        return OT_OK;
+    }
     if (ot_json_line(row, r->dir.metrics, "metrics.jsonl") != OT_OK)
         return ot_fail(OT_ERR_IO, "%s: %s", r->dir.path, ot_error_text());
     return OT_OK;
@@ -80,6 +86,8 @@ ot_status ot_run_show_report(ot_run *r)
 {
     char *text = NULL;
     size_t size;
+    if (r->silent)
+        return OT_OK;
     ot_progress_clear(&r->progress);
     FILE *memory = open_memstream(&text, &size);
     if (memory != NULL) {
@@ -99,6 +107,8 @@ ot_status ot_run_show_done(ot_run *r, uint64_t hash)
     const ot_run_state *state = &r->session.state;
     double seconds = state->seconds;
     char line[256], text[32];
+    if (r->silent)
+        return OT_OK;
     snprintf(text, sizeof text, "xxh3:%016" PRIx64, hash);
     snprintf(line, sizeof line, "done steps=%" PRIu64 " loss=%.6f tokens=%" PRIu64 " seconds=%.3f params=%s",
              state->step, state->loss, state->tokens, seconds, text);

@@ -13,11 +13,14 @@
 
 static ot_status save(ot_run *r)
 {
-    uint64_t bytes, step = r->session.state.step;
+    uint64_t bytes = 0, step = r->session.state.step;
     char size[OT_SIZE_TEXT_BYTES];
     int64_t start = ot_clock_ns();
     ot_progress_clear(&r->progress);
-    OT_TRY(ot_session_save(&r->session, &r->job, r->trainer, r->dir.path, &bytes));
+    if (r->silent)
+        OT_TRY(ot_trainer_save(r->trainer, NULL));
+    else
+        OT_TRY(ot_session_save(&r->session, &r->job, r->trainer, r->dir.path, &bytes));
     double seconds = ot_seconds(ot_clock_ns() - start);
     ot_metrics_pause(&r->metrics, OT_PAUSE_SAVE, seconds);
     r->saved_step = step;

@@ -72,6 +72,11 @@ static ot_status find_given(const ot_train_flags *flags, ot_session *session)
     return OT_OK;
 }
 
+static int64_t greatest_common_divisor(int64_t a, int64_t b)
+{
+    return b == 0 ? a : greatest_common_divisor(b, a % b);
+}
+
 /* The split of a step into micro-batches decides the rounding, so it is not left to the plan again, unless the step is another one. */
 static ot_status take_over(const ot_session *session, ot_train_flags *flags)
 {
@@ -84,8 +89,11 @@ static ot_status take_over(const ot_session *session, ot_train_flags *flags)
             OT_ERR_FORMAT,
             "%s/state/trainer.json: settings.batch_size is no number above 0; the checkpoint is damaged",
             session->checkpoint);
-    if (flags->global_batch_size % size == 0)
+    int64_t share = flags->global_batch_size / flags->ranks;
+    if (share % size == 0)
         flags->batch_size = size;
+    else if (flags->ranks > 1)
+        flags->batch_size = greatest_common_divisor(size, share);
     return OT_OK;
 }
 
@@ -162,9 +170,9 @@ static json_t *model_settings(const ot_model_config *c)
 static json_t *settings_of(const ot_job *job)
 {
     const ot_train_flags *f = job->flags;
-    json_t *batch = json_pack("{s:I, s:I, s:I, s:I}", "seq_len", f->seq_len, "global_batch_size",
-                              (json_int_t)job->sequences, "batch_size", (json_int_t)job->training.B,
-                              "total_steps", (json_int_t)job->total_steps);
+    json_t *batch = json_pack("{s:I, s:I, s:I, s:I, s:I}", "seq_len", f->seq_len, "global_batch_size",
+                              (json_int_t)job->sequences, "batch_size", (json_int_t)job->training.B, "ranks",
+                              (json_int_t)f->ranks, "total_steps", (json_int_t)job->total_steps);
     json_t *optimizer =
         json_pack("{s:s, s:f, s:s, s:I, s:f, s:f, s:f, s:f, s:f, s:f}", "optim", f->optim, "lr", f->lr,
                   "lr_scheduler", f->lr_scheduler, "warmup_steps", (json_int_t)job->schedule.warmup_steps,
@@ -195,17 +203,28 @@ static void setting_name(const char *typed, char out[64])
             *c = '_';
 }
 
+/* Other ranks may go on, with other micro-batches: the numbers differ in rounding, as they do between ranks. */
+static size_t allow_ranks(const ot_run_state *state, const ot_train_flags *flags, const char *allowed[])
+{
+    const json_t *ranks = json_object_get(state->settings, "ranks");
+    int64_t before = json_is_integer(ranks) ? json_integer_value(ranks) : 1;
+    allowed[0] = "ranks";
+    allowed[1] = "batch_size";
+    return before == flags->ranks ? 1 : 2;
+}
+
 ot_status ot_session_bind(ot_session *session, ot_job *job)
 {
     char names[OT_OPTION_LIST_MAX][64];
-    const char *allowed[OT_OPTION_LIST_MAX + 1] = {NULL};
+    const char *allowed[OT_OPTION_LIST_MAX + 3] = {NULL};
+    size_t more = allow_ranks(&session->state, job->flags, allowed);
     const ot_option_list *changes = &job->flags->allow_changes;
     json_t *settings = settings_of(job);
     if (settings == NULL)
         return ot_fail(OT_ERR_INTERNAL, "out of memory for a run's settings");
     for (size_t i = 0; i < changes->count; i++) {
         setting_name(changes->items[i], names[i]);
-        allowed[i] = names[i];
+        allowed[more + i] = names[i];
     }
     ot_status status = OT_OK;
     if (*session->checkpoint != '\0')

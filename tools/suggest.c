@@ -23,7 +23,7 @@ static ot_job smallest_job(const ot_job *job)
     small.batch_fixed = 1;
     if (!job->batch_fixed) {
         small.training.B = 1;
-        small.training.M = job->sequences;
+        small.training.M = job->share;
     }
     return small;
 }
@@ -193,7 +193,7 @@ static void suggest_batch(const ot_job *job, const ot_training *training, ot_sug
     ot_training t = *training;
     if (t.B > 1) {
         t.B = 1;
-        t.M = job->sequences;
+        t.M = job->share;
         if (ot_job_fits(&job->limits, &t) == OT_OK) {
             add(out, "--batch-size 1");
             return;

@@ -20,16 +20,18 @@ static ot_status run_step(ot_run *r, uint64_t step)
     const ot_run_state *state = &r->session.state;
     double lr = ot_learning_rate(&r->job.schedule, state->step - state->skipped + 1);
     int64_t start = ot_clock_ns();
-    uint64_t trained = ot_dataset_fill(r->job.dataset, step, t->B, t->M, ot_trainer_data(r->trainer));
+    uint64_t trained = ot_dataset_fill_part(r->job.dataset, step, t->B, t->M, t->rank, t->ranks,
+                                            ot_trainer_data(r->trainer));
     int64_t filled = ot_clock_ns();
     ot_step_result result;
+    ot_group_set_step(r->group, step + 1);
     ot_status status = ot_trainer_step(r->trainer, lr, trained, &result);
     if (status == OT_ERR_NUMERIC)
         return ot_fail(OT_ERR_NUMERIC, "step %" PRIu64 ": %s", step + 1, ot_error_text());
     OT_TRY(status);
     ot_row row;
-    ot_metrics_add(&r->metrics, r->trainer, &result, lr, trained, ot_seconds(ot_clock_ns() - start),
-                   ot_seconds(filled - start), &row);
+    ot_metrics_add(&r->metrics, r->trainer, &result, lr, result.trained_tokens,
+                   ot_seconds(ot_clock_ns() - start), ot_seconds(filled - start), &row);
     if (r->trace != NULL)
         OT_TRY(ot_trace_add(r->trace, &r->job, &ot_trainer_plan(r->trainer)->lists[result.list],
                             ot_mover_spans(ot_trainer_mover(r->trainer)), step + 1,
@@ -40,7 +42,7 @@ static ot_status run_step(ot_run *r, uint64_t step)
 static ot_status run_steps(ot_run *r)
 {
     while (r->session.state.step < r->job.total_steps) {
-        OT_TRY(ot_stop_check());
+        OT_TRY(ot_ranks_stop_check(r->group));
         OT_TRY(run_step(r, r->session.state.step));
         OT_TRY(ot_run_pause(r));
     }
@@ -104,37 +106,80 @@ static ot_status check_writes(const ot_run *r)
         job->flags->max_tbw, all / 1e12, (double)state->step + (room > 0 ? floor(room / step) : 0));
 }
 
+/* The ranks but the first print nothing, and write nothing but their parts of the NVMe tier. */
+static ot_status join_ranks(ot_run *r)
+{
+    OT_TRY(ot_ranks_join(&r->flags, &r->group));
+    r->silent = ot_group_rank(r->group) > 0;
+    if (!r->silent)
+        return OT_OK;
+    r->flags.quiet = 1;
+    r->flags.json = r->flags.verbose = 0;
+    r->flags.trace = NULL;
+    r->flags.progress = "off";
+    return OT_OK;
+}
+
+/* The run's folder is rank 0's to make, and the others' to know. */
+static ot_status open_folder(ot_run *r, int argc, char **argv)
+{
+    if (!r->silent) {
+        OT_TRY(check_writes(r));
+        OT_TRY(ot_rundir_open(&r->flags, argc, argv, r->session.folder, r->saved_step,
+                              r->saved_step >= r->job.total_steps, &r->dir));
+        OT_TRY(ot_session_check_space(&r->job, r->dir.path));
+        OT_TRY(ot_checkpoint_sweep(r->dir.path));
+    }
+    OT_TRY(ot_group_broadcast(r->group, "the run's folder", 0, r->dir.path, sizeof r->dir.path));
+    r->dir.directory = r->dir.path;
+    if (r->flags.nvme.count == 0) {
+        r->job.training.directories = &r->dir.directory;
+        r->job.training.directory_count = 1;
+    }
+    return ot_ranks_make_folders(r->group, &r->job.training, &r->folders);
+}
+
 static ot_status open_run(ot_run *r, int argc, char **argv)
 {
     if (r->flags.gpu != NULL)
         return ot_fail(OT_ERR_USAGE,
                        "--gpu %s plans for a card that is not here: offtrain plan, or --dry-run",
                        r->flags.gpu);
-    ot_rundir_sweep(r->flags.output_dir);
+    OT_TRY(join_ranks(r));
+    if (!r->silent)
+        ot_rundir_sweep(r->flags.output_dir);
     OT_TRY(ot_session_open(&r->flags, &r->session));
     OT_TRY(ot_job_open_fitting(&r->flags, &r->job));
+    OT_TRY(ot_ranks_share_training(r->group, &r->job.training));
     OT_TRY(ot_session_bind(&r->session, &r->job));
-    OT_TRY(check_writes(r));
     OT_TRY(ot_run_check_prompt(r));
     r->saved_step = r->session.state.step;
-    OT_TRY(ot_rundir_open(&r->flags, argc, argv, r->session.folder, r->saved_step,
-                          r->saved_step >= r->job.total_steps, &r->dir));
-    OT_TRY(ot_session_check_space(&r->job, r->dir.path));
-    OT_TRY(ot_checkpoint_sweep(r->dir.path));
-    if (r->flags.nvme.count == 0) {
-        r->job.training.directories = &r->dir.directory;
-        r->job.training.directory_count = 1;
-    }
+    OT_TRY(open_folder(r, argc, argv));
     if (r->flags.trace != NULL)
         OT_TRY(ot_trace_open(r->flags.trace, r->dir.path, &r->trace));
     OT_TRY(ot_run_show_header(r));
-    OT_TRY(ot_stop_check());
+    OT_TRY(ot_ranks_stop_check(r->group));
     ot_job_release_device(&r->job);
     OT_TRY(ot_trainer_open(&r->job.training, &r->trainer));
     r->session.state.nvme_bytes += (double)r->job.plan->lists[OT_LIST_LOAD].lane_bytes[OT_LANE_NVME_WRITE];
     if (*r->session.checkpoint != '\0')
         return ot_checkpoint_restore(r->session.checkpoint, &r->session.state, r->trainer);
     return OT_OK;
+}
+
+/* A rank that has failed leaves without a farewell, and the launcher ends the others. */
+static ot_status leave_ranks(ot_run *r, ot_status status)
+{
+    ot_ranks_remove_folders(&r->folders);
+    if (r->group == NULL)
+        return status;
+    if (status == OT_OK || is_stopped(status)) {
+        ot_group_close(r->group);
+        return r->silent ? OT_OK : status; /* one stop, told once */
+    }
+    if (status == OT_ERR_DEVICE && strncmp(ot_error_text(), "rank ", 5) == 0)
+        return status; /* which it says itself */
+    return ot_fail(status, "rank %d: %s", ot_group_rank(r->group), ot_error_text());
 }
 
 static ot_status close_run(ot_run *r, ot_status status)
@@ -149,14 +194,16 @@ static ot_status close_run(ot_run *r, ot_status status)
     ot_job_close(&r->job);
     ot_session_close(&r->session);
     if (status != OT_OK)
-        return ot_error_raise(&failure);
-    return trace != OT_OK ? trace : dir;
+        return leave_ranks(r, ot_error_raise(&failure));
+    return leave_ranks(r, trace != OT_OK ? trace : dir);
 }
 
 static ot_status run_train(const ot_train_flags *flags, int argc, char **argv)
 {
     if (flags->dry_run)
         return ot_plan_run(flags, argc, argv);
+    if (ot_ranks_must_launch(flags))
+        return ot_ranks_launch(flags, argc, argv);
     ot_run *r = calloc(1, sizeof *r);
     if (r == NULL)
         return ot_fail(OT_ERR_INTERNAL, "out of memory for a run");

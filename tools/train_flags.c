@@ -6,6 +6,7 @@
 
 #include "engine/samples.h"
 #include "io/text.h"
+#include "kernels/collective.h"
 
 #define FIELD(name) offsetof(ot_train_flags, name)
 #define GROUP(heading)                                                                                       \
@@ -143,6 +144,10 @@ static const ot_option options[] = {
     GROUP("system"),
     TEXT("device", device, "NAME", "auto", "auto|cpu|cuda", "where to compute", NULL),
     NUMBER(INT, "threads", threads, "N", "auto", "auto", "of the CPU; auto: one for each core allowed", NULL),
+    NUMBER(INT, "ranks", ranks, "N", "auto", "auto",
+           "processes that share the model, started by mpirun; auto: those of the launcher, or 1", "gpus"),
+    NUMBER(REAL, "rank-timeout", rank_timeout, "S", "1800", NULL, "seconds that a rank waits for others",
+           NULL),
     NUMBER(INT, "seed", seed, "N", "42", NULL, "of weights and of the data's order", NULL),
     TEXT("config", config, "FILE", NULL, NULL, "YAML with these names as keys; flags win over it", "-c"),
     FLAG("dry-run", dry_run, NULL, "the plan alone: offtrain plan", NULL),
@@ -215,6 +220,8 @@ static const range ranges[] = {
     {"top-p", 0, 1},
     {"logging-steps", 1, 1e9},
     {"threads", 1, 1024},
+    {"ranks", 1, OT_RANKS_MAX},
+    {"rank-timeout", 1, 1e6},
     {"seed", 0, 9007199254740992.0},
     {"pcie", 0.01, 1e4},
     {"nvme-gbs", 0.001, 1e4},
@@ -274,6 +281,11 @@ static ot_status check_flags(const ot_option_table *table, const ot_train_flags 
     if (flags->eval_data != NULL && flags->val_split > 0)
         return ot_fail(OT_ERR_USAGE,
                        "--eval-data and --val-split both say what is evaluated; give one of them");
+    if (flags->ranks > 1 && strcmp(flags->optim, "adafactor") == 0)
+        return ot_fail(OT_ERR_USAGE,
+                       "--optim adafactor runs on one rank: its sums go over whole tensors, of which %" PRId64
+                       " ranks have a part each",
+                       flags->ranks);
     if (flags->quiet && flags->verbose)
         return ot_fail(OT_ERR_USAGE, "--quiet and --verbose contradict each other");
     return OT_OK;
@@ -284,6 +296,11 @@ static ot_status check_flags(const ot_option_table *table, const ot_train_flags 
 static ot_status contradiction(const ot_train_flags *flags)
 {
     int64_t b = flags->batch_size, a = flags->grad_accum, g = flags->global_batch_size;
+    if (flags->ranks > 1)
+        return ot_fail(OT_ERR_USAGE,
+                       "--global-batch-size %" PRId64 " is no multiple of --ranks %" PRId64
+                       " times --batch-size and --grad-accum",
+                       g, flags->ranks);
     if (b != OT_AUTO_INT && a != OT_AUTO_INT)
         return ot_fail(OT_ERR_USAGE,
                        "--batch-size %" PRId64 " times --grad-accum %" PRId64 " is %" PRId64
@@ -299,7 +316,10 @@ static ot_status settle_batch(ot_train_flags *flags, int global_given)
     int64_t b = flags->batch_size, a = flags->grad_accum, *g = &flags->global_batch_size;
     int both = b != OT_AUTO_INT && a != OT_AUTO_INT;
     int64_t part = both ? a * b : b != OT_AUTO_INT ? b : a;
-    if (part == OT_AUTO_INT || (both ? *g == part : *g % part == 0))
+    if (part == OT_AUTO_INT && flags->ranks == 1)
+        return OT_OK;
+    part = (part == OT_AUTO_INT ? 1 : part) * flags->ranks;
+    if (both ? *g == part : *g % part == 0)
         return OT_OK;
     if (global_given)
         return contradiction(flags);
@@ -328,6 +348,8 @@ static ot_status read_all(const ot_option_table *table, int argc, char **argv, o
         OT_TRY(ot_config_apply(config, table, OT_TRAIN_NOT_IN_CONFIG, flags));
     OT_TRY(ot_options_arguments(table, argc, argv, flags));
     OT_TRY(check_flags(table, flags));
+    if (flags->ranks == OT_AUTO_INT)
+        flags->ranks = ot_group_launched() > 0 ? ot_group_launched() : 1;
     OT_TRY(settle_batch(flags, is_given(config, table, argc, argv, "global-batch-size")));
     return check_flags(table, flags); /* the global batch that has come out */
 }

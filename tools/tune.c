@@ -7,6 +7,7 @@
 #include "io/stop.h"
 #include "tools/command.h"
 #include "tools/job.h"
+#include "tools/ranks.h"
 #include "tools/train.h"
 
 enum { VALUES_MAX = 5, TRIAL_STEPS = 3 };
@@ -164,6 +165,7 @@ static ot_status run_tune(const ot_train_flags *flags, int argc, char **argv)
     ot_job job;
     (void)argc;
     (void)argv;
+    OT_TRY(ot_ranks_refuse(flags, "tune"));
     ot_stop_install();
     ot_status status = ot_job_open_fitting(flags, &job);
     if (status == OT_OK && flags->nvme.count == 0 && job.plan->nvme_chunk_count > 0)

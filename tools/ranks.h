@@ -1,0 +1,35 @@
+/* Several ranks of one run: how they are started, and what they must agree on. NULL is a group of one: nothing to agree on. */
+#ifndef OT_TOOLS_RANKS_H
+#define OT_TOOLS_RANKS_H
+
+#include "engine/trainer.h"
+#include "tools/train_flags.h"
+
+/* Whether this process has to start the ranks: several are wanted, and no launcher has started it. */
+int ot_ranks_must_launch(const ot_train_flags *flags);
+
+/* Runs this program with these arguments once a rank, under mpirun, and waits for all. Signals that ask for a clean end are
+ * handed on. Not OT_OK: the exit code of the rank that failed, which has said why. */
+ot_status ot_ranks_launch(const ot_train_flags *flags, int argc, char **argv) OT_MUST_CHECK;
+
+/* Joins the ranks that a launcher has started; `*out` is NULL where there is one alone. */
+ot_status ot_ranks_join(const ot_train_flags *flags, ot_group **out) OT_MUST_CHECK;
+
+/* OT_ERR_USAGE where several ranks are wanted of a command that has one. */
+ot_status ot_ranks_refuse(const ot_train_flags *flags, const char *command) OT_MUST_CHECK;
+
+/* Rank 0's micro-batches, budgets and rates become everybody's, and so its plan. */
+ot_status ot_ranks_share_training(ot_group *group, ot_training *training) OT_MUST_CHECK;
+
+/* The folders of the NVMe tier become this rank's own: DIR/rank-N in those of rank 0, made where they are missing. */
+typedef struct ot_rank_folders {
+    char *paths[OT_OPTION_LIST_MAX];
+    size_t count;
+} ot_rank_folders;
+ot_status ot_ranks_make_folders(ot_group *group, ot_training *training, ot_rank_folders *out) OT_MUST_CHECK;
+void ot_ranks_remove_folders(ot_rank_folders *folders); /* those that are empty */
+
+/* ot_stop_check of all ranks: who is asked to stop asks everybody, at the same step. */
+ot_status ot_ranks_stop_check(ot_group *group) OT_MUST_CHECK;
+
+#endif
