@@ -231,6 +231,11 @@ static ot_status open_devices(ot_trainer *t)
     ot_device_info info;
     ot_device_query(t->device, &info);
     t->cpu = t->device;
+    if (training->ranks > 1 && !info.host_memory)
+        return ot_fail(OT_ERR_DEVICE,
+                       "%d ranks on device %s: their collective operations are MPI's, on host memory; "
+                       "use --device cpu",
+                       training->ranks, info.kind);
     if (!info.host_memory) {
         const ot_device_options lane = {
             .kind = "cpu", .memory_bytes = OT_HUGE_PAGE_BYTES, .threads = training->threads};

@@ -2,14 +2,12 @@
 #include "kernels/device.h"
 
 #include <dlfcn.h>
-#include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "io/log.h"
 #include "kernels/backend.h"
+#include "kernels/plugin.h"
 
 /* A failure inside a loaded implementation has its text there: it is raised again here. */
 static ot_status result(const ot_device_ops *ops, ot_status status)
@@ -23,32 +21,6 @@ static ot_status result(const ot_device_ops *ops, ot_status status)
 /* ---- The plugin ---- */
 
 static const char plugin_name[] = "libofftrain_cuda.so";
-
-/* The folder of the running program, with its last slash; "" where the kernel does not tell. */
-static void find_program_folder(char *out, size_t size)
-{
-    ssize_t length = readlink("/proc/self/exe", out, size - 1);
-    out[length > 0 ? length : 0] = '\0';
-    char *slash = strrchr(out, '/');
-    out[slash != NULL ? slash + 1 - out : 0] = '\0';
-}
-
-/* It stays open until the program ends: its texts and threads outlive a device. */
-static void *open_plugin(void)
-{
-    const char *named = getenv("OFFTRAIN_CUDA_PLUGIN");
-    if (named != NULL)
-        return dlopen(named, RTLD_NOW | RTLD_LOCAL);
-    static const char *const folders[] = {"", "../lib/"};
-    char folder[PATH_MAX], path[PATH_MAX + 64];
-    find_program_folder(folder, sizeof folder);
-    for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++) {
-        snprintf(path, sizeof path, "%s%s%s", folder, folders[i], plugin_name);
-        if (access(path, F_OK) == 0)
-            return dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    }
-    return NULL;
-}
 
 /* Without a driver nothing else is looked at: the libraries of CUDA take half a second to load. */
 static int has_driver(void)
@@ -66,8 +38,7 @@ static ot_status find_cuda(const ot_device_ops **ops)
     ot_backend_entry *entry;
     if (!has_driver())
         return ot_fail(OT_ERR_DEVICE, "device cuda: this machine has no NVIDIA driver (libcuda.so.1)");
-    (void)dlerror();
-    void *library = open_plugin();
+    void *library = ot_plugin_open(plugin_name, "OFFTRAIN_CUDA_PLUGIN", RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
         const char *reason = dlerror();
         return ot_fail(OT_ERR_DEVICE, "device cuda: %s",

@@ -489,11 +489,40 @@ static void the_sample_is_always_the_same(void **state)
     ot_dataset_close(dataset);
 }
 
+/* All ranks' parts, one after the other, are the step of one rank: over the end of an epoch, with windows missing, and where a
+ * rank has none. */
+static void parts_of_ranks_are_the_step(void **state)
+{
+    (void)state;
+    enum { WINDOWS = 7, LENGTH = 4, SEQUENCES = 12, STRIDE = LENGTH * 4 };
+    int32_t whole[SEQUENCES * STRIDE], part[SEQUENCES * STRIDE];
+    fixture f = make(LENGTH, 0, 1);
+    for (int i = 0; i < WINDOWS; i++) {
+        const char letters[] = {(char)('A' + i), (char)('b' + i), (char)('C' + i), 'D', 'E', '\0'};
+        add(&f, letters, 0);
+    }
+    open_data(&f);
+    for (int ranks = 1; ranks <= 6; ranks++)
+        for (size_t sequences = (size_t)ranks; sequences <= SEQUENCES; sequences += (size_t)ranks)
+            for (uint64_t step = 0; step < 9; step++) {
+                size_t M = sequences / (size_t)ranks;
+                uint64_t trained = ot_dataset_fill(f.dataset, step, 1, sequences, whole), sum = 0;
+                for (int rank = 0; rank < ranks; rank++) {
+                    sum += ot_dataset_fill_part(f.dataset, step, 1, M, rank, ranks, part);
+                    assert_memory_equal(part, whole + (size_t)rank * M * STRIDE, M * STRIDE * sizeof *part);
+                }
+                assert_int_equal(sum, trained);
+                assert_true(trained > 0);
+            }
+    done(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(windows_and_targets),
         cmocka_unit_test(micro_batches),
+        cmocka_unit_test(parts_of_ranks_are_the_step),
         cmocka_unit_test(packed_documents),
         cmocka_unit_test(padded_documents),
         cmocka_unit_test(long_documents),
