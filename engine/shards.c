@@ -1,9 +1,11 @@
-/* What the ranks of a group hand to one another beside the plan's operations: a model's chunks on their way out, and a
- * glance at each other's plans. */
+/* What the ranks of a group hand to one another beside the plan's operations: a model's chunks on their way out, the
+ * sums of a step, and a glance at each other's plans. */
 #include <xxhash.h>
 
 #include "engine/trainer_state.h"
 #include "engine/training.h"
+
+/* ---- chunks on their way out ---- */
 
 enum { PARTS = 5 };
 
@@ -84,6 +86,39 @@ ot_status ot_trainer_hand_over(ot_trainer *t, const ot_chunk_values *values, con
             OT_TRY(take_from(t, rank, values, &t->plan->chunks[c]));
     return OT_OK;
 }
+
+/* ---- sums ---- */
+
+double ot_trainer_own_squares(const ot_trainer *t, size_t l, double sum)
+{
+    const double *partials = ot_mover_address(t->mover, t->plan->partials[l]);
+    for (size_t i = 0; i < ot_sum_blocks(ot_training_shard(&t->training, l)); i++)
+        sum += partials[i];
+    return sum;
+}
+
+ot_status ot_trainer_sum_over_ranks(ot_trainer *t)
+{
+    size_t layers = t->training.model->layer_count;
+    if (t->sums == NULL)
+        return OT_OK;
+    t->sums[0] = *t->host_loss_sum;
+    for (size_t l = 0; l < layers; l++)
+        t->sums[1 + l] = ot_trainer_own_squares(t, l, 0);
+    OT_TRY(ot_group_sum(t->training.group, "loss and gradient norm", t->sums, 1 + layers));
+    *t->host_loss_sum = t->sums[0];
+    return OT_OK;
+}
+
+ot_status ot_trainer_sum_tokens(const ot_trainer *t, uint64_t *trained_tokens)
+{
+    double tokens = (double)*trained_tokens;
+    OT_TRY(ot_group_sum(t->training.group, "trained tokens", &tokens, 1));
+    *trained_tokens = (uint64_t)tokens;
+    return OT_OK;
+}
+
+/* ---- plans ---- */
 
 /* Of everything that must be alike. */
 static uint64_t hash_plan(const ot_plan *plan)

@@ -341,41 +341,10 @@ int32_t *ot_trainer_data(ot_trainer *t)
 
 /* ---- steps ---- */
 
-/* Adds the squares of this rank's slice of a layer's scaled gradient to a sum. */
-static double add_own_squares(const ot_trainer *t, size_t l, double sum)
-{
-    const double *partials = ot_mover_address(t->mover, t->plan->partials[l]);
-    for (size_t i = 0; i < ot_sum_blocks(ot_training_shard(&t->training, l)); i++)
-        sum += partials[i];
-    return sum;
-}
-
-/* The same of the whole gradient. */
+/* Adds the squares of a layer's scaled gradient to a sum. */
 static double add_squares(const ot_trainer *t, size_t l, double sum)
 {
-    return t->sums != NULL ? sum + t->sums[1 + l] : add_own_squares(t, l, sum);
-}
-
-/* What a step has left with each rank becomes what it has left in all. */
-static ot_status sum_over_ranks(ot_trainer *t)
-{
-    size_t layers = t->training.model->layer_count;
-    if (t->sums == NULL)
-        return OT_OK;
-    t->sums[0] = *t->host_loss_sum;
-    for (size_t l = 0; l < layers; l++)
-        t->sums[1 + l] = add_own_squares(t, l, 0);
-    OT_TRY(ot_group_sum(t->training.group, "loss and gradient norm", t->sums, 1 + layers));
-    *t->host_loss_sum = t->sums[0];
-    return OT_OK;
-}
-
-static ot_status sum_tokens(const ot_trainer *t, uint64_t *trained_tokens)
-{
-    double tokens = (double)*trained_tokens;
-    OT_TRY(ot_group_sum(t->training.group, "trained tokens", &tokens, 1));
-    *trained_tokens = (uint64_t)tokens;
-    return OT_OK;
+    return t->sums != NULL ? sum + t->sums[1 + l] : ot_trainer_own_squares(t, l, sum);
 }
 
 /* Sum of squares of the whole scaled gradient, layer after layer: the same for every placement and chunk size. */
@@ -471,7 +440,7 @@ static ot_status judge(ot_trainer *t, ot_step_result *result)
 ot_status ot_trainer_step(ot_trainer *t, double lr, uint64_t trained_tokens, ot_step_result *result)
 {
     OT_ASSERT(!t->training.inference);
-    OT_TRY(sum_tokens(t, &trained_tokens));
+    OT_TRY(ot_trainer_sum_tokens(t, &trained_tokens));
     *result = (ot_step_result){.trained_tokens = trained_tokens,
                                .loss_scale = t->training.dtype == OT_FP16 ? t->loss_scale.scale : 1};
     t->grad_scale = (float)(result->loss_scale / (double)trained_tokens);
@@ -483,7 +452,7 @@ ot_status ot_trainer_step(ot_trainer *t, double lr, uint64_t trained_tokens, ot_
     t->update_due = 0;
     result->list = kind;
     result->stats = ot_mover_statistics(t->mover);
-    OT_TRY(sum_over_ranks(t));
+    OT_TRY(ot_trainer_sum_over_ranks(t));
     result->loss = *t->host_loss_sum / (double)trained_tokens;
     measure_phases(t, kind, result);
     OT_TRY(judge(t, result));
@@ -506,7 +475,7 @@ ot_status ot_trainer_evaluate(ot_trainer *t, uint64_t trained_tokens, double *lo
 {
     OT_TRY(ot_trainer_drain(t));
     OT_TRY(ot_mover_run(t->mover, OT_LIST_EVAL));
-    OT_TRY(sum_tokens(t, &trained_tokens));
+    OT_TRY(ot_trainer_sum_tokens(t, &trained_tokens));
     OT_TRY(ot_group_sum(t->training.group, "loss", t->host_loss_sum, 1));
     *loss = *t->host_loss_sum / (double)trained_tokens;
     return OT_OK;

@@ -49,6 +49,13 @@ ot_status ot_trainer_chunk_work(void *context, const ot_operation *operation) OT
 ot_status ot_trainer_hand_over(ot_trainer *trainer, const ot_chunk_values *values,
                                const ot_chunk *chunk) OT_MUST_CHECK;
 
+/* Adds the squares of this rank's slice of a layer's scaled gradient to a sum. */
+double ot_trainer_own_squares(const ot_trainer *trainer, size_t layer, double sum);
+
+/* What a step has left with each rank, loss and squares, becomes what it has left in all; and trained tokens. */
+ot_status ot_trainer_sum_over_ranks(ot_trainer *trainer) OT_MUST_CHECK;
+ot_status ot_trainer_sum_tokens(const ot_trainer *trainer, uint64_t *trained_tokens) OT_MUST_CHECK;
+
 /* Fails where another rank's plan is not the same. */
 ot_status ot_trainer_compare_plans(const ot_trainer *trainer) OT_MUST_CHECK;
 

@@ -73,6 +73,11 @@ static void print_head(const ot_job *job, FILE *out)
     fprintf(out, "run       %" PRIu64 " step%s, %.3g epochs of %" PRIu64 " tokens (%s)\n", job->total_steps,
             job->total_steps == 1 ? "" : "s", (double)job->total_steps / (double)job->steps_per_epoch,
             ot_dataset_tokens(job->dataset), job->flags->data.count > 0 ? "--data" : "the built-in sample");
+    if (t->ranks > 1)
+        fprintf(
+            out,
+            "ranks     %d, each with its shard of all layers and %zu of the sequences; memory and lanes are those of one\n",
+            t->ranks, job->share);
     print_data(ot_dataset_stats(job->dataset), job->data.evaluation, out);
     fprintf(out, "device    %s\n", job->device_name);
     if (job->shared)
