@@ -14,6 +14,11 @@ void ot_log_open(ot_log_level level, ot_log_sink *sink)
     log_sink = sink;
 }
 
+void ot_log_limit(ot_log_level level)
+{
+    log_level = level < log_level ? level : log_level;
+}
+
 void ot_log(ot_log_level level, const char *format, ...)
 {
     if (log_sink == NULL || level > log_level)

@@ -12,6 +12,9 @@ typedef void ot_log_sink(ot_log_level level, const char *line);
 /* Lines above `level` are dropped, and so are all lines while the sink is NULL, as it is at first. */
 void ot_log_open(ot_log_level level, ot_log_sink *sink);
 
+/* Drops lines above a lower level from now on. Before other threads start, too. */
+void ot_log_limit(ot_log_level level);
+
 void ot_log(ot_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

@@ -8,6 +8,7 @@
 
 #include "engine/checkpoint_set.h"
 #include "io/clock.h"
+#include "io/log.h"
 #include "io/stop.h"
 #include "tools/command.h"
 #include "tools/run.h"
@@ -113,6 +114,7 @@ static ot_status join_ranks(ot_run *r)
     r->silent = ot_group_rank(r->group) > 0;
     if (!r->silent)
         return OT_OK;
+    ot_log_limit(OT_LOG_WARNING);
     r->flags.quiet = 1;
     r->flags.json = r->flags.verbose = 0;
     r->flags.trace = NULL;
