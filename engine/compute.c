@@ -80,6 +80,18 @@ void ot_embed_backward(const ot_compute *compute, ot_stream *stream, const void 
 
 /* ---- Block ---- */
 
+uint64_t ot_compute_overwritten(const ot_model *model, size_t layer)
+{
+    const ot_layer *l = &model->layers[layer];
+    uint64_t elements = 0;
+    if (layer == 0)
+        return model->config.tied ? (uint64_t)l->tensors[0].rows * l->tensors[0].cols : 0;
+    for (size_t i = 0; i < l->tensor_count; i++) /* the decayed ones lie side by side */
+        if (l->tensors[i].decay)
+            elements += (uint64_t)l->tensors[i].rows * l->tensors[i].cols;
+    return elements;
+}
+
 void ot_block_forward(const ot_compute *compute, ot_stream *stream, const void *weights,
                       const ot_batch *batch, const void *x, void *out, void *kept, void *workspace)
 {
@@ -88,10 +100,10 @@ void ot_block_forward(const ot_compute *compute, ot_stream *stream, const void *
 }
 
 void ot_block_backward(const ot_compute *compute, ot_stream *stream, const void *weights,
-                       const ot_batch *batch, const void *x, void *dx, float *grads, void *kept,
+                       const ot_batch *batch, const void *x, void *dx, float *grads, int fresh, void *kept,
                        void *workspace)
 {
-    ot_pass pass = {.compute = compute, .stream = stream, .workspace = workspace};
+    ot_pass pass = {.compute = compute, .stream = stream, .workspace = workspace, .fresh = fresh};
     ot_pass_block_backward(&pass, weights, batch, x, dx, grads, kept);
 }
 
@@ -99,9 +111,9 @@ void ot_block_backward(const ot_compute *compute, ot_stream *stream, const void 
 
 void ot_head(const ot_compute *compute, ot_stream *stream, const void *head_weights,
              const void *embedding_weights, const ot_batch *batch, const void *x, void *dx, float *head_grads,
-             float *embedding_grads, float grad_scale, double *loss_sum, void *workspace)
+             float *embedding_grads, int fresh, float grad_scale, double *loss_sum, void *workspace)
 {
-    ot_pass pass = {.compute = compute, .stream = stream, .workspace = workspace};
+    ot_pass pass = {.compute = compute, .stream = stream, .workspace = workspace, .fresh = fresh};
     const ot_head_args args = {.head_weights = head_weights,
                                .embedding_weights = embedding_weights,
                                .head_grads = head_grads,

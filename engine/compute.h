@@ -57,19 +57,25 @@ void ot_embed_backward(const ot_compute *compute, ot_stream *stream, const void 
 void ot_block_forward(const ot_compute *compute, ot_stream *stream, const void *weights,
                       const ot_batch *batch, const void *x, void *out, void *kept, void *workspace);
 
+/* Elements at the front of a layer's gradient that one product each overwrites when it is fresh: all matrices of a block
+ * or of the head, the table of a tied embedding. */
+uint64_t ot_compute_overwritten(const ot_model *model, size_t layer);
+
 /* Computes what is not kept again from x, then dx [N,C] becomes the gradient of x in place, and the block's
- * gradients are added to `grads`. `kept`, as its forward left it, is used up; NULL with full recompute. */
+ * gradients are added to `grads`; where they are `fresh`, nothing has been added yet, and they are zero but for the
+ * ot_compute_overwritten elements, which may be anything. `kept`, as its forward left it, is used up; NULL with full
+ * recompute. */
 void ot_block_backward(const ot_compute *compute, ot_stream *stream, const void *weights,
-                       const ot_batch *batch, const void *x, void *dx, float *grads, void *kept,
+                       const ot_batch *batch, const void *x, void *dx, float *grads, int fresh, void *kept,
                        void *workspace);
 
 /* Final norm, logits and cross-entropy in chunks of loss_chunk tokens. loss_sum[0] += the sum of the losses
  * (FP64, device memory). With `dx` (may be x) also the gradient of grad_scale times that sum: dx [N,C] =,
- * head_grads +=, and embedding_grads += the output matrix's part where the head is tied. Where it is not,
- * both `embedding_` pointers may be NULL; without `dx`, the gradients. */
+ * head_grads +=, and embedding_grads += the output matrix's part where the head is tied, or are `fresh` as a block's.
+ * Where it is not, both `embedding_` pointers may be NULL; without `dx`, the gradients. */
 void ot_head(const ot_compute *compute, ot_stream *stream, const void *head_weights,
              const void *embedding_weights, const ot_batch *batch, const void *x, void *dx, float *head_grads,
-             float *embedding_grads, float grad_scale, double *loss_sum, void *workspace);
+             float *embedding_grads, int fresh, float grad_scale, double *loss_sum, void *workspace);
 
 /* logits [rows,V] (FP32) of `rows` <= N rows of x [rows,C]. */
 void ot_head_logits(const ot_compute *compute, ot_stream *stream, const void *head_weights,

@@ -72,6 +72,7 @@ static void head_chunk(ot_pass *pass, const ot_head_args *args, const head *h, c
         dweight.op = OT_MATMUL_DW; /* [V,C] dW += dlogits^T y */
         dweight.a = logits, dweight.ld_a = h->ld, dweight.b = y;
         dweight.out = h->matrix.dweight, dweight.ld_out = h->C, dweight.out_dtype = OT_FP32;
+        dweight.accumulate = !pass->fresh;
         ot_pass_matmul(pass, dweight);
         dinput.op = OT_MATMUL_DX; /* [n,C] y → dy = dlogits W */
         dinput.a = logits, dinput.ld_a = h->ld;
@@ -93,6 +94,7 @@ void ot_pass_head(ot_pass *pass, const ot_head_args *args, const ot_batch *batch
         size_t n = N - first < chunk ? N - first : chunk;
         head_chunk(pass, args, &h, batch->targets != NULL ? batch->targets + first : NULL, n,
                    ot_pass_at(pass, x, first * h.C), ot_pass_at_mutable(pass, dx, first * h.C));
+        pass->fresh = 0;
     }
 }
 

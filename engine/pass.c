@@ -182,7 +182,8 @@ void ot_linear_backward(ot_pass *pass, const ot_linear *linear, size_t N, const 
                       .b = x,
                       .ld_b = linear->C,
                       .out = linear->dweight,
-                      .ld_out = linear->C};
+                      .ld_out = linear->C,
+                      .accumulate = !pass->fresh};
     ot_pass_matmul(pass, args);
     if (linear->has_bias)
         bias_backward(pass, (ot_bias_backward){.dtype = pass->compute->dtype,
@@ -192,6 +193,7 @@ void ot_linear_backward(ot_pass *pass, const ot_linear *linear, size_t N, const 
                                                .dy = dy,
                                                .dbias = linear->dbias});
     args.op = OT_MATMUL_DX;
+    args.accumulate = 0;
     args.out_dtype = pass->compute->dtype;
     args.b = linear->weight;
     args.out = dx;

@@ -15,6 +15,7 @@ typedef struct ot_pass {
     ot_stream *stream; /* NULL: only the workspace is counted */
     void *workspace;
     size_t used, peak; /* bytes */
+    int fresh;         /* products overwrite the gradients of their matrices */
 } ot_pass;
 
 void *ot_pass_take(ot_pass *pass, size_t bytes);

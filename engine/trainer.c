@@ -24,12 +24,17 @@ void *ot_trainer_at(const ot_trainer *t, int32_t place)
     return place >= 0 ? ot_mover_address(t->mover, place) : NULL;
 }
 
+/* Stage s computes with layer s, the head of a tied model also with the embedding, layer 0. What products overwrite is
+ * left as it is. */
 static void zero_grads(const ot_trainer *t, const ot_operation *op, ot_stream *stream)
 {
     for (int i = 0; i < OT_STAGE_LAYERS; i++)
-        if ((op->zero_grads >> i & 1) != 0)
-            ot_copy_zero(stream, ot_trainer_at(t, op->places[6 + i]),
-                         t->plan->places[op->places[6 + i]].bytes);
+        if ((op->zero_grads >> i & 1) != 0) {
+            size_t layer = i == 0 ? (size_t)op->stage : 0;
+            uint64_t written = ot_compute_overwritten(t->training.model, layer) * sizeof(float);
+            ot_copy_zero(stream, (char *)ot_trainer_at(t, op->places[6 + i]) + written,
+                         t->plan->places[op->places[6 + i]].bytes - written);
+        }
 }
 
 static void run_forward(const ot_trainer *t, const ot_operation *op, ot_stream *stream)
@@ -63,7 +68,8 @@ static void run_head(ot_trainer *t, const ot_operation *op, ot_stream *stream)
     zero_grads(t, op, stream);
     ot_head(&t->compute, stream, ot_trainer_at(t, op->places[0]), ot_trainer_at(t, op->places[1]), &batch,
             ot_trainer_at(t, op->places[2]), ot_trainer_at(t, op->places[3]), ot_trainer_at(t, op->places[6]),
-            ot_trainer_at(t, op->places[7]), t->grad_scale, t->loss_sum, ot_trainer_at(t, op->places[5]));
+            ot_trainer_at(t, op->places[7]), op->zero_grads != 0, t->grad_scale, t->loss_sum,
+            ot_trainer_at(t, op->places[5]));
     if ((size_t)op->micro_batch + 1 == t->training.M)
         ot_copy_d2h(stream, t->host_loss_sum, t->loss_sum, sizeof *t->host_loss_sum);
 }
@@ -79,8 +85,8 @@ static void run_backward(const ot_trainer *t, const ot_operation *op, ot_stream 
     else
         ot_block_backward(&t->compute, stream, ot_trainer_at(t, op->places[0]), &batch,
                           ot_trainer_at(t, op->places[2]), ot_trainer_at(t, op->places[3]),
-                          ot_trainer_at(t, op->places[6]), ot_trainer_at(t, op->places[8]),
-                          ot_trainer_at(t, op->places[5]));
+                          ot_trainer_at(t, op->places[6]), op->zero_grads != 0,
+                          ot_trainer_at(t, op->places[8]), ot_trainer_at(t, op->places[5]));
 }
 
 /* Of the whole gradient, or of this rank's slice of it. */

@@ -93,11 +93,11 @@ typedef struct ot_norm {
 typedef enum ot_matmul_op {
     OT_MATMUL_FORWARD, /* Y [N,OC] = X [N,C] W^T [C,OC] + bias [OC]:  a = X, b = W,  out = Y */
     OT_MATMUL_DX,      /* dX [N,C] = dY [N,OC] W [OC,C]:              a = dY, b = W, out = dX */
-    OT_MATMUL_DW,      /* dW [OC,C] += dY^T [OC,N] X [N,C]:           a = dY, b = X, out = dW, FP32 */
+    OT_MATMUL_DW,      /* dW [OC,C] = dY^T [OC,N] X [N,C]:            a = dY, b = X, out = dW, FP32 */
 } ot_matmul_op;
 
-/* Sums in FP32. out has out_dtype: `dtype` or OT_FP32 (always OT_FP32 for DW). `accumulate`: FORWARD and DX
- * add to what is in out (read, added in FP32, rounded once); DW always does. */
+/* Sums in FP32. out has out_dtype: `dtype` or OT_FP32 (always OT_FP32 for DW). `accumulate`: adds to what
+ * is in out (read, added in FP32, rounded once); otherwise out is overwritten, unread. */
 typedef struct ot_matmul {
     ot_matmul_op op;
     ot_dtype dtype; /* of a, b and bias */

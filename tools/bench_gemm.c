@@ -69,7 +69,7 @@ static void describe_products(bench *b, const gemm_flags *flags)
         m->ld_a = m->op == OT_MATMUL_FORWARD ? C : OC;
         m->ld_out = m->op == OT_MATMUL_FORWARD ? OC : C;
         if (m->op == OT_MATMUL_DW)
-            m->out_dtype = OT_FP32;
+            m->out_dtype = OT_FP32, m->accumulate = 1;
     }
     b->flops = 2 * (double)N * (double)C * (double)OC;
 }

@@ -59,8 +59,7 @@ static size_t smaller(size_t a, size_t b)
 
 static product describe(const ot_matmul *a, int paired)
 {
-    product p = {
-        .matmul = a, .paired = paired, .accumulate = a->accumulate || a->op == OT_MATMUL_DW, .n = a->C};
+    product p = {.matmul = a, .paired = paired, .accumulate = a->accumulate, .n = a->C};
     if (a->op == OT_MATMUL_FORWARD) {
         p.M = a->N, p.n = a->OC, p.K = a->C;
         p.b = (ot_operand){a->b, a->ld_b, a->OC, a->C, 0};
@@ -164,10 +163,21 @@ typedef struct output_part {
     size_t row, rows, col, panels;
 } output_part;
 
+/* The call for tiles of that many rows and elements of the sum: the one that is open, or another. */
+static ot_status turn_to(const product *p, int add, size_t rows, size_t k, ot_tile_call *call)
+{
+    const ot_tile *tile;
+    OT_TRY(ot_onednn_tile(p->onednn, p->paired, add, ot_matmul_padded(rows, OT_TILE_M_STEP), k, &tile));
+    if (tile == call->tile)
+        return OT_OK;
+    ot_tile_call_close(call);
+    return ot_tile_call_open(tile, call);
+}
+
 /* Adds a chunk's product to all tiles of the part, or starts them with it; after the last chunk they are
  * stored while they are near. */
 static ot_status multiply_chunk(const rows_run *run, const output_part *part, size_t chunk,
-                                unsigned char *scratch)
+                                unsigned char *scratch, ot_tile_call *call)
 {
     const product *p = run->p;
     size_t k = ot_matmul_padded(ot_matmul_chunk(chunk, p->K, p->chunk_step), OT_TILE_K_STEP),
@@ -177,12 +187,11 @@ static ot_status multiply_chunk(const rows_run *run, const output_part *part, si
     float *tiles = (float *)(scratch + packed_b_bytes(p));
     void *own = scratch + packed_b_bytes(p) + tiles_bytes(p);
     for (size_t r = 0; r < part->rows; r += OT_TILE_M) {
-        const ot_tile *tile;
-        size_t rows = smaller(part->rows - r, OT_TILE_M), m = ot_matmul_padded(rows, OT_TILE_M_STEP);
-        OT_TRY(ot_onednn_tile(p->onednn, p->paired, chunk > 0, m, k, &tile));
+        size_t rows = smaller(part->rows - r, OT_TILE_M);
+        OT_TRY(turn_to(p, chunk > 0, rows, k, call));
         for (size_t panel = 0; panel < part->panels; panel++) {
             float *sums = tiles + (panel * p->tile_rows + r % p->tile_rows) * OT_TILE_N;
-            OT_TRY(ot_tile_run(tile, a + (part->row + r) * words, b + panel * words * OT_TILE_N, sums, own));
+            OT_TRY(ot_tile_run(call, a + (part->row + r) * words, b + panel * words * OT_TILE_N, sums, own));
             if (chunk + p->chunk_step >= p->K)
                 store_tile(run, part->row + r, rows, part->col + panel * OT_TILE_N, sums);
         }
@@ -190,7 +199,7 @@ static ot_status multiply_chunk(const rows_run *run, const output_part *part, si
     return OT_OK;
 }
 
-static ot_status multiply_part(const rows_run *run, size_t number, unsigned char *scratch)
+static ot_status multiply_part(const rows_run *run, size_t number, unsigned char *scratch, ot_tile_call *call)
 {
     const product *p = run->p;
     output_part part = {.row = number / run->parts_across * p->part_rows,
@@ -199,7 +208,7 @@ static ot_status multiply_part(const rows_run *run, size_t number, unsigned char
     part.panels = smaller(p->panels, ceiling(p->n - part.col, OT_TILE_N));
     for (size_t chunk = 0; chunk < p->K; chunk += p->chunk_step) {
         pack_b(p, part.col, chunk, (uint32_t *)scratch);
-        OT_TRY(multiply_chunk(run, &part, chunk, scratch));
+        OT_TRY(multiply_chunk(run, &part, chunk, scratch, call));
     }
     return OT_OK;
 }
@@ -209,15 +218,15 @@ static void multiply_parts(void *context, int index, int count)
     (void)count;
     rows_run *run = context;
     unsigned char *scratch = run->p->scratch + (size_t)index * thread_bytes(run->p);
+    ot_tile_call call = {0};
     size_t number;
-    while ((number = atomic_fetch_add_explicit(&run->next, 1, memory_order_relaxed)) < run->parts) {
-        ot_status status = multiply_part(run, number, scratch);
-        if (status == OT_OK)
-            continue;
-        if (atomic_exchange(&run->failed, 1) == 0)
-            run->error = ot_error_take();
-        return;
-    }
+    ot_status status = OT_OK;
+    while (status == OT_OK &&
+           (number = atomic_fetch_add_explicit(&run->next, 1, memory_order_relaxed)) < run->parts)
+        status = multiply_part(run, number, scratch, &call);
+    ot_tile_call_close(&call);
+    if (status != OT_OK && atomic_exchange(&run->failed, 1) == 0)
+        run->error = ot_error_take();
 }
 
 /* ---- The operation ---- */

@@ -254,39 +254,32 @@ ot_status ot_onednn_tile(ot_onednn *onednn, int paired, int add, size_t m, size_
 /* ---- Running one ---- */
 
 /* The scratchpad is the last of four. */
-static ot_status execute(const ot_tile *tile, int count, void *const data[])
+static ot_status open_call(const ot_tile *tile, int count, ot_tile_call *call)
 {
-    static const struct {
-        dnnl_query_t query;
-        int argument;
-    } roles[4] = {{dnnl_query_src_md, DNNL_ARG_SRC},
-                  {dnnl_query_weights_md, DNNL_ARG_WEIGHTS},
-                  {dnnl_query_dst_md, DNNL_ARG_DST},
-                  {dnnl_query_scratchpad_md, DNNL_ARG_SCRATCHPAD}};
-    ot_status status = OT_OK;
-    dnnl_exec_arg_t args[4];
-    dnnl_stream_t stream = NULL;
+    static const dnnl_query_t roles[OT_TILE_MATRICES] = {dnnl_query_src_md, dnnl_query_weights_md,
+                                                         dnnl_query_dst_md, dnnl_query_scratchpad_md};
     dnnl_engine_t engine = tile->owner->engine;
-    int made = 0;
+    *call = (ot_tile_call){.tile = tile};
     use_threads(tile->owner, tile->threads);
-    OT_TRY(check(dnnl_stream_create(&stream, engine, dnnl_stream_default_flags), "stream_create"));
-    for (; made < count; made++) {
-        args[made].arg = roles[made].argument;
-        status = check(dnnl_memory_create(&args[made].memory,
-                                          dnnl_primitive_desc_query_md(tile->desc, roles[made].query, 0),
-                                          engine, data[made]),
+    ot_status status =
+        check(dnnl_stream_create(&call->stream, engine, dnnl_stream_default_flags), "stream_create");
+    for (; status == OT_OK && call->count < count; call->count += status == OT_OK)
+        status = check(dnnl_memory_create(&call->matrices[call->count],
+                                          dnnl_primitive_desc_query_md(tile->desc, roles[call->count], 0),
+                                          engine, DNNL_MEMORY_NONE),
                        "memory_create");
-        if (status != OT_OK)
-            goto out;
-    }
-    OT_TRY_GOTO(check(dnnl_primitive_execute(tile->primitive, stream, count, args), "primitive_execute"),
-                out);
-    status = check(dnnl_stream_wait(stream), "stream_wait");
-out:
-    while (made > 0)
-        dnnl_memory_destroy(args[--made].memory);
-    dnnl_stream_destroy(stream);
+    if (status != OT_OK)
+        ot_tile_call_close(call);
     return status;
+}
+
+void ot_tile_call_close(ot_tile_call *call)
+{
+    while (call->count > 0)
+        dnnl_memory_destroy(call->matrices[--call->count]);
+    if (call->stream != NULL)
+        dnnl_stream_destroy(call->stream);
+    *call = (ot_tile_call){0};
 }
 
 static void *mutable(const void *p)
@@ -294,9 +287,28 @@ static void *mutable(const void *p)
     return (void *)(uintptr_t)p;
 }
 
-ot_status ot_tile_run(const ot_tile *tile, const void *a, const void *b, float *c, void *scratch)
+static ot_status run_call(const ot_tile_call *call, void *const data[])
 {
-    return execute(tile, 4, (void *[]){mutable(a), mutable(b), c, scratch});
+    static const int roles[OT_TILE_MATRICES] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST,
+                                                DNNL_ARG_SCRATCHPAD};
+    dnnl_exec_arg_t args[OT_TILE_MATRICES];
+    for (int i = 0; i < call->count; i++) {
+        args[i] = (dnnl_exec_arg_t){roles[i], call->matrices[i]};
+        OT_TRY(check(dnnl_memory_set_data_handle(args[i].memory, data[i]), "memory_set_data_handle"));
+    }
+    OT_TRY(check(dnnl_primitive_execute(call->tile->primitive, call->stream, call->count, args),
+                 "primitive_execute"));
+    return check(dnnl_stream_wait(call->stream), "stream_wait");
+}
+
+ot_status ot_tile_call_open(const ot_tile *tile, ot_tile_call *call)
+{
+    return open_call(tile, OT_TILE_MATRICES, call);
+}
+
+ot_status ot_tile_run(const ot_tile_call *call, const void *a, const void *b, float *c, void *scratch)
+{
+    return run_call(call, (void *[]){mutable(a), mutable(b), c, scratch});
 }
 
 /* ---- A whole product ---- */
@@ -337,5 +349,9 @@ void ot_plain_close(ot_tile *plain)
 
 ot_status ot_plain_run(const ot_tile *plain, const void *a, const void *b, void *c)
 {
-    return execute(plain, 3, (void *[]){mutable(a), mutable(b), c});
+    ot_tile_call call;
+    OT_TRY(open_call(plain, 3, &call));
+    ot_status status = run_call(&call, (void *[]){mutable(a), mutable(b), c});
+    ot_tile_call_close(&call);
+    return status;
 }

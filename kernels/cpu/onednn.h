@@ -3,7 +3,7 @@
  * A tile product is C [m,64] (+)= A [m,k] B [k,64], dense, in the layouts of pack.h: A by rows, B by words of
  * the summed dimension, C in FP32. All tiles of any matrix product are of few sizes, so their primitives fit
  * into a small table: each is made when it is first asked for, and from then on oneDNN compiles nothing any
- * more. It does allocate a few small objects in every execution; nothing of ours, and nothing that grows. */
+ * more. It does allocate a few small objects for a call and in an execution; nothing of ours, and nothing that grows. */
 #ifndef OT_KERNELS_CPU_ONEDNN_H
 #define OT_KERNELS_CPU_ONEDNN_H
 
@@ -18,6 +18,7 @@ enum {
     OT_TILE_K = 1024, /* the most elements of the summed dimension; fewer: a multiple of OT_TILE_K_STEP */
     OT_TILE_K_STEP = 64,
     OT_TILE_SCRATCH_BYTES = 1 << 20, /* what an execution gets */
+    OT_TILE_MATRICES = 4,            /* A, B, C and scratch */
 };
 
 typedef struct ot_onednn ot_onednn;
@@ -35,8 +36,19 @@ int ot_onednn_pairs(void);
 ot_status ot_onednn_tile(ot_onednn *onednn, int paired, int add, size_t m, size_t k,
                          const ot_tile **out) OT_MUST_CHECK;
 
-/* Runs it. The pointers are aligned to 64 bytes; `scratch` is for this call alone. Thread-safe. */
-ot_status ot_tile_run(const ot_tile *tile, const void *a, const void *b, float *c,
+/* What runs one of them any number of times, on one thread: oneDNN's objects, which cost as much as a small product. */
+typedef struct ot_tile_call {
+    const ot_tile *tile; /* NULL: closed */
+    struct dnnl_stream *stream;
+    struct dnnl_memory *matrices[OT_TILE_MATRICES];
+    int count;
+} ot_tile_call;
+
+ot_status ot_tile_call_open(const ot_tile *tile, ot_tile_call *call) OT_MUST_CHECK;
+void ot_tile_call_close(ot_tile_call *call); /* closed ones too */
+
+/* The pointers are aligned to 64 bytes; `scratch` is for this call alone. */
+ot_status ot_tile_run(const ot_tile_call *call, const void *a, const void *b, float *c,
                       void *scratch) OT_MUST_CHECK;
 
 /* ---- What the kernels are measured against: a whole product on threads of oneDNN's own ---- */

@@ -72,7 +72,7 @@ void ot_cuda_matmul(ot_stream *stream, const ot_matmul *args)
     int biased = args->op == OT_MATMUL_FORWARD && args->bias != NULL;
     if (biased)
         ot_cuda_check(stream, ot_cuda_add_bias(ot_cuda_handle(stream), args), "matmul's bias");
-    int accumulate = biased || args->accumulate || args->op == OT_MATMUL_DW;
+    int accumulate = biased || args->accumulate;
     if (ot_cuda_is_sound(stream) && multiply(stream, args, accumulate) != OT_OK) {
         ot_cuda_reject(stream, ot_fail(OT_ERR_DEVICE, "%s", ot_error_text()));
         ot_cuda_check(stream, cudaPeekAtLastError(), "matmul");

@@ -113,6 +113,7 @@ static void matmul(const bench *b, ot_matmul_op op)
                    .ld_b = C,
                    .bias = forward ? slot(b, 2) : NULL,
                    .out = slot(b, dw ? 8 : 3),
+                   .accumulate = dw,
                    .ld_out = forward ? OC : C,
                    .workspace = workspace(b)};
     b->kernels->matmul(b->stream, &a);

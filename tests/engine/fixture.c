@@ -175,6 +175,7 @@ void fixture_begin(fixture *f)
     for (size_t l = 0; l < f->model->layer_count; l++)
         ot_copy_zero(f->stream, f->grads[l], f->model->layers[l].params * sizeof(float));
     ot_copy_zero(f->stream, f->loss_sum, sizeof(double));
+    f->fresh = 1;
     synchronize(f);
 }
 
@@ -208,14 +209,17 @@ void fixture_run(fixture *f, const host_batch *host, float grad_scale)
     const ot_batch batch = upload(f, host);
     size_t L = f->model->config.L;
     forward(f, &batch, 1);
+    for (size_t l = 0; f->fresh && l < f->model->layer_count; l++)
+        fill_device(f, f->grads[l], 0xff, ot_compute_overwritten(f->model, l) * sizeof(float));
     ot_head(c, f->stream, f->weights[L + 1], f->weights[0], &batch, f->x[L], f->dx, f->grads[L + 1],
-            f->grads[0], grad_scale, f->loss_sum, f->workspace);
+            f->grads[0], f->fresh, grad_scale, f->loss_sum, f->workspace);
     for (size_t l = L; l-- > 0;) {
         fill_device(f, f->workspace, 0xff, c->workspace_bytes);
-        ot_block_backward(c, f->stream, f->weights[l + 1], &batch, f->x[l], f->dx, f->grads[l + 1],
+        ot_block_backward(c, f->stream, f->weights[l + 1], &batch, f->x[l], f->dx, f->grads[l + 1], f->fresh,
                           f->kept[l], f->workspace);
     }
     ot_embed_backward(c, f->stream, f->weights[0], &batch, f->dx, f->grads[0], f->workspace);
+    f->fresh = 0;
     synchronize(f);
 }
 
@@ -224,7 +228,7 @@ void fixture_evaluate(fixture *f, const host_batch *host)
     const ot_batch batch = upload(f, host);
     size_t L = f->model->config.L;
     forward(f, &batch, 0);
-    ot_head(&f->compute, f->stream, f->weights[L + 1], f->weights[0], &batch, f->x[L], NULL, NULL, NULL, 0,
+    ot_head(&f->compute, f->stream, f->weights[L + 1], f->weights[0], &batch, f->x[L], NULL, NULL, NULL, 0, 0,
             f->loss_sum, f->workspace);
     synchronize(f);
 }

@@ -18,6 +18,7 @@ typedef struct fixture {
         *kept; /* device: what each block keeps, with guard bytes behind it; NULL with full recompute */
     void *dx;
     double *loss_sum;
+    int fresh;                /* nothing has been added to the gradients */
     unsigned char *workspace; /* with guard bytes behind it */
     int32_t *data;            /* device: tokens, targets, positions, doc_start */
 } fixture;

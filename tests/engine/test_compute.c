@@ -408,8 +408,8 @@ static void test_head_in_place(void **state)
     assert_non_null(in_place);
     for (int i = 0; i < 2; i++) {
         void *dx = i == 0 ? f->dx : f->x[L];
-        ot_head(&f->compute, f->stream, f->weights[L + 1], NULL, &data, f->x[L], dx, f->grads[L + 1], NULL, 1,
-                f->loss_sum, f->workspace);
+        ot_head(&f->compute, f->stream, f->weights[L + 1], NULL, &data, f->x[L], dx, f->grads[L + 1], NULL, 0,
+                1, f->loss_sum, f->workspace);
         ot_copy_d2h(f->stream, i == 0 ? apart : in_place, dx, bytes);
         assert_int_equal(ot_stream_synchronize(f->stream), OT_OK);
     }

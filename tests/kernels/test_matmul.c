@@ -78,7 +78,7 @@ static problem make_problem(ot_matmul_op op, ot_dtype dtype, ot_dtype out_dtype,
     for (size_t r = 0; r < rows; r++)
         for (size_t c = 0; c < cols; c++) {
             double *e = &p.expected[r * (cols + gap) + c];
-            *e = element(&p.args, a, b, r, c) + (extras || op == OT_MATMUL_DW ? *e : 0) +
+            *e = element(&p.args, a, b, r, c) + (extras ? *e : 0) +
                  (extras && op == OT_MATMUL_FORWARD ? bias[c] : 0);
         }
     return p;
