@@ -115,32 +115,32 @@ static void a_double_buffer_is_right(void **state)
     }
 }
 
-/* Beside the executor's choice it counts how far the host has enqueued by then, which the machine's load decides. */
-static void expect_caught(fault planted, int at_least)
+/* How many seeds show it is also a matter of how far the host has enqueued by then, which the machine's load decides. */
+static void expect_caught(fault planted)
 {
     int wrong = 0;
     for (uint64_t seed = 1; seed <= FAULT_SEEDS; seed++)
         wrong += !run_once((fakecuda_options){.seed = seed}, planted);
     print_message("%d of %d seeds show it\n", wrong, FAULT_SEEDS);
-    assert_true(wrong >= at_least);
+    assert_true(wrong > 0);
 }
 
 static void a_missing_wait_for_the_copy_is_caught(void **state)
 {
     (void)state;
-    expect_caught(NO_READY_WAIT, FAULT_SEEDS / 2);
+    expect_caught(NO_READY_WAIT);
 }
 
 static void a_missing_wait_for_the_slot_is_caught(void **state)
 {
     (void)state;
-    expect_caught(NO_FREE_WAIT, 1); /* the host waits for each copy, so that few are ahead */
+    expect_caught(NO_FREE_WAIT);
 }
 
 static void an_early_reuse_of_a_pinned_buffer_is_caught(void **state)
 {
     (void)state;
-    expect_caught(EARLY_REUSE, FAULT_SEEDS / 2);
+    expect_caught(EARLY_REUSE);
 }
 
 /* ---- Streams, events and host functions ---- */
