@@ -118,9 +118,10 @@ static ot_status load(const char *folder, json_t **root, ot_manifest *out)
     json_t *files;
     if (json_unpack_ex(*root, &error, 0, "{s:s, s:I, s:o}", "run", &run, "step", &step, "files", &files) !=
             0 ||
-        strlen(run) >= OT_RUN_ID_BYTES || step < 0 || !json_is_object(files)) {
+        strlen(run) >= OT_RUN_ID_BYTES || step < 0 || json_object_size(files) == 0) {
         json_decref(*root);
-        return ot_fail(OT_ERR_FORMAT, "%s: expected {run, step, files}; the checkpoint is damaged", path);
+        return ot_fail(OT_ERR_FORMAT,
+                       "%s: expected {run, step, files}, and some files; the checkpoint is damaged", path);
     }
     snprintf(out->run, sizeof out->run, "%s", run);
     out->step = (uint64_t)step;

@@ -114,6 +114,8 @@ static void test_a_manifest_cannot_point_outside(void **state)
     snprintf(path, sizeof path, "%s/checkpoint-1", root);
     assert_int_equal(ot_manifest_verify(path, &found), OT_ERR_FORMAT);
     assert_non_null(strstr(ot_error_text(), "outside"));
+    write_file(root, "checkpoint-1", "manifest.json", "{\"run\": \"" RUN "\", \"step\": 1, \"files\": {}}");
+    assert_int_equal(ot_manifest_verify(path, &found), OT_ERR_FORMAT); /* it vouches for nothing */
     tree_close(root);
 }
 

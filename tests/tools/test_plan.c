@@ -101,6 +101,58 @@ static void a_plan_that_does_not_fit(void **state)
     assert_int_not_equal(access(path, F_OK), 0);
 }
 
+/* A suggestion as flags for the machine that it was made for; 0 where it asks for more than flags. Sizes are printed
+ * rounded. */
+static int flags_of(const char *suggestion, char *out, size_t bytes)
+{
+    char name[32], unit[8];
+    double size;
+    if (sscanf(suggestion, "%31s of %lf %7s", name, &size, unit) == 3) {
+        const char *units[] = {"KiB", "MiB", "GiB", "TiB"};
+        int power = 0;
+        while (power < 4 && strcmp(unit, units[power]) != 0)
+            power++;
+        assert_true(power < 4);
+        double scaled = size * 1.01;
+        for (int i = 0; i <= power; i++)
+            scaled *= 1024;
+        snprintf(out, bytes, "%s %.0f", name, scaled);
+        return *suggestion == '-';
+    }
+    snprintf(out, bytes, "%s", suggestion);
+    return *suggestion == '-' && strstr(suggestion, " with ") == NULL;
+}
+
+/* What would make it fit does: every suggestion that is a flag, followed alone. */
+static void suggestions_hold(void **state)
+{
+    (void)state;
+    static const char *const jobs[] = {
+        "--gpu rtx4090 --model 135m --gpu-mem 700M --host-mem 8G --batch-size 16",
+        "--gpu rtx4090 --model 135m --gpu-mem 3G --host-mem 700M --place states=host",
+        "--gpu rtx4090 --model 135m --gpu-mem 2G --host-mem 2G --recompute none --batch-size 8",
+        "--gpu rtx4090 --model 135m --gpu-mem 4G --host-mem 1500M --place states=host --precision fp16",
+    };
+    size_t followed = 0;
+    for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
+        json_t *plan = plan_json(3, jobs[i]), *suggestions = at(plan, "suggestions", NULL, NULL), *text;
+        size_t n;
+        json_array_foreach(suggestions, n, text)
+        {
+            char flags[256];
+            if (!flags_of(json_string_value(text), flags, sizeof flags))
+                continue;
+            followed++;
+            int code = process_run(&result, "%s plan --json -o %s %s %s", OT_COMMAND, root, jobs[i], flags);
+            if (code != 0)
+                fail_msg("%s\nsuggested: %s\nended with %d: %s", jobs[i], json_string_value(text), code,
+                         result.err);
+        }
+        json_decref(plan);
+    }
+    assert_true(followed >= 6);
+}
+
 /* Where two tiers have too little, both needs are named, and together they fit. */
 static void what_does_not_fit_in_two_tiers(void **state)
 {
@@ -207,6 +259,7 @@ int main(void)
         cmocka_unit_test(a_plan_that_does_not_fit),
         cmocka_unit_test(what_does_not_fit_in_two_tiers),
         cmocka_unit_test(dry_run_is_the_plan),
+        cmocka_unit_test(suggestions_hold),
         cmocka_unit_test(plan_for_another_machine),
         cmocka_unit_test(what_is_kept_is_in_the_plan),
         cmocka_unit_test(a_forced_choice_has_a_price),
