@@ -228,6 +228,8 @@ static ot_status open_devices(ot_trainer *t)
     const ot_training *training = &t->training;
     const ot_device_options options = {
         .kind = training->device,
+        .ordinal = training->ordinal,
+        .ranks = training->ranks,
         .memory_bytes = training->budget[OT_TIER_DEVICE],
         .threads = training->threads,
         .jitter_seed = training->jitter_seed,
@@ -237,11 +239,6 @@ static ot_status open_devices(ot_trainer *t)
     ot_device_info info;
     ot_device_query(t->device, &info);
     t->cpu = t->device;
-    if (training->ranks > 1 && !info.host_memory)
-        return ot_fail(OT_ERR_DEVICE,
-                       "%d ranks on device %s: their collective operations are MPI's, on host memory; "
-                       "use --device cpu",
-                       training->ranks, info.kind);
     if (!info.host_memory) {
         const ot_device_options lane = {
             .kind = "cpu", .memory_bytes = OT_HUGE_PAGE_BYTES, .threads = training->threads};
@@ -296,6 +293,7 @@ static ot_status open_trainer(ot_trainer *t)
     for (size_t l = 1; l < model->layer_count; l++)
         t->layer_first[l] = t->layer_first[l - 1] + model->layers[l - 1].params;
     OT_TRY(open_devices(t));
+    OT_TRY(ot_group_attach(t->training.group, t->device));
     t->training.sizing_device = t->device;
     OT_TRY(ot_training_plan(&t->training, &t->plan));
     OT_TRY(ot_trainer_compare_plans(t));
@@ -330,6 +328,7 @@ void ot_trainer_close(ot_trainer *t)
     ot_stream_close(t->update_stream);
     if (t->cpu != t->device)
         ot_device_close(t->cpu);
+    ot_group_detach(t->training.group);
     if (t->pinned)
         ot_device_unpin(t->device, ot_arena_base(t->arena));
     ot_device_close(t->device);

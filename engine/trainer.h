@@ -42,7 +42,8 @@ typedef struct ot_training {
     ot_rates rates;
 
     const char *device; /* "cpu", "cuda", "auto" */
-    int threads;        /* 0: from affinity and quota */
+    int ordinal; /* which of several devices; with ranks, this one's number among those of its machine */
+    int threads; /* 0: from affinity and quota */
     int ranks,
         rank; /* of a group whose ranks all train with this, B and M being one rank's; 0 or 1 ranks: alone */
     ot_group *group;          /* outlives the trainer; NULL: alone, or only planned */

@@ -14,7 +14,39 @@ extern "C" {
 #endif
 
 /* One more for every change of this table, of device.h's structs or of kernels.h. */
-enum { OT_BACKEND_VERSION = 2 };
+enum { OT_BACKEND_VERSION = 3 };
+
+/* This rank's end of what joins the devices of several ranks. */
+typedef struct ot_communicator ot_communicator;
+enum { OT_COMMUNICATOR_ID_BYTES = 128 };
+
+/* How the devices of several ranks work together (collective.h). Nothing here waits for a peer, but for the close. */
+typedef struct ot_communicator_ops {
+    /* A name for a communicator: one rank makes it, and all open it. */
+    ot_status (*name)(ot_device *device, char id[OT_COMMUNICATOR_ID_BYTES]);
+
+    /* Begins to join the others; it is done when the communicator is not busy any more. */
+    ot_status (*open)(ot_device *device, const char id[OT_COMMUNICATOR_ID_BYTES], int rank, int size,
+                      ot_communicator **out);
+
+    /* Whether the last call is still being set up: until then no other is made, and nothing enqueued on its stream. Fails
+     * where a peer, the way to it, or this rank has failed. Any thread. */
+    ot_status (*poll)(ot_communicator *communicator, int *busy);
+
+    /* Counts the memory that the communicator has taken by now into the device's own. OT_ERR_FIT where the cap does not
+     * hold it. */
+    ot_status (*measure)(ot_communicator *communicator);
+
+    /* Ends what is under way, and waits until it has; later calls fail. Any thread. */
+    void (*abort)(ot_communicator *communicator);
+
+    /* When nothing of it is under way; after an abort too. */
+    void (*close)(ot_communicator *communicator);
+
+    /* As ot_group_gather and ot_group_scatter; they are busy at first. */
+    ot_status (*gather)(ot_communicator *communicator, ot_stream *stream, void *base, size_t shard_bytes);
+    ot_status (*scatter)(ot_communicator *communicator, ot_stream *stream, float *base, size_t shard);
+} ot_communicator_ops;
 
 typedef struct ot_device_ops {
     uint32_t version; /* OT_BACKEND_VERSION */
@@ -54,6 +86,16 @@ typedef struct ot_device_ops {
     int (*event_reached)(const ot_event *event);
     ot_status (*event_synchronize)(ot_event *event);
     int64_t (*event_elapsed_ns)(const ot_event *from, const ot_event *to);
+
+    /* ---- Several ranks. All NULL where kernels take host memory, over which the ranks' transport goes. ---- */
+
+    const ot_communicator_ops *communicator;
+
+    /* Counts at least so many bytes as the device's own. OT_ERR_FIT where the cap does not hold them. */
+    ot_status (*reserve)(ot_device *device, uint64_t own_bytes);
+
+    /* The calling thread's last failure, in the program, sticks to the device. */
+    void (*fail)(ot_device *device);
 } ot_device_ops;
 
 struct ot_device {
@@ -73,6 +115,9 @@ struct ot_event {
  * failure in the program, whose host functions fail there. */
 typedef const ot_device_ops *ot_backend_entry(uint32_t version, ot_error (*program_error)(void));
 #define OT_BACKEND_SYMBOL "ot_backend"
+
+/* What an entry returned. A failure inside a loaded implementation has its text there: it is raised again here. */
+ot_status ot_backend_result(const ot_device_ops *ops, ot_status status) OT_MUST_CHECK;
 
 /* The CPU device. */
 const ot_device_ops *ot_cpu_backend(void);

@@ -1,12 +1,8 @@
 /* Collective operations as exchanges of parcels, whatever carries them. */
-#include "kernels/collective.h"
-
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,55 +10,21 @@
 #include <unistd.h>
 
 #include "io/clock.h"
+#include "kernels/group.h"
 
 enum {
     TIMEOUT_S = 1800,
     PIECE_BYTES = 1 << 20,    /* of a sum: what comes from one rank at a time */
     MESSAGE_BYTES = 16 << 20, /* of what is only moved */
     PATTERN_BYTES = (64 << 10) + 13,
-    CALLS_MAX = 64,     /* enqueued and not yet run */
     EAGER_TESTS = 1000, /* before the processor is given up */
     LOOK_TESTS = 256,   /* between two looks at whether all are alive */
     NAP_NS = 50000,
     NAP_MOST_NS = 1000000,
 };
 
-typedef enum group_verb { GATHER, SCATTER, SUM, BROADCAST, PARCEL, PATTERN } group_verb;
-
-static const char *const verb_names[] = {"all-gather", "reduce-scatter", "all-reduce",
-                                         "broadcast",  "transfer",       "pattern test"};
-
-/* An operation on a stream, until it has run. */
-typedef struct call {
-    ot_group *group;
-    group_verb verb;
-    const char *what;
-    void *base;
-    size_t shard; /* bytes, or elements of a sum */
-} call;
-
-/* Who a rank is on its machine, so that others there see when it has died. */
-typedef struct identity {
-    int64_t pid;
-    uint64_t home; /* of machine, boot and process namespace */
-} identity;
-
-struct ot_group {
-    ot_transport *transport;
-    identity identities[OT_RANKS_MAX];
-    int rank, size;
-    int64_t timeout_ns;
-    uint64_t step;
-    atomic_int cancelled;
-    char *pieces; /* [size][PIECE_BYTES]: what has come from each rank, to be summed */
-    ot_parcel parcels[OT_PARCELS_MAX];
-    size_t parcel_count;
-
-    pthread_mutex_t lock; /* of the ring */
-    pthread_cond_t ended;
-    uint64_t enqueued, run;
-    call calls[CALLS_MAX];
-};
+static const char *const verb_names[] = {"all-gather", "reduce-scatter", "all-reduce", "broadcast",
+                                         "transfer",   "pattern test",   "joining"};
 
 int ot_group_rank(const ot_group *group)
 {
@@ -82,8 +44,10 @@ void ot_group_set_step(ot_group *group, uint64_t step)
 
 void ot_group_cancel(ot_group *group)
 {
-    if (group != NULL)
-        atomic_store_explicit(&group->cancelled, 1, memory_order_relaxed);
+    if (group == NULL)
+        return;
+    atomic_store_explicit(&group->cancelled, 1, memory_order_relaxed);
+    ot_attachment_wake(group->attachment);
 }
 
 /* ---- one exchange ---- */
@@ -109,13 +73,19 @@ static void list_missing(const ot_group *group, char *out, size_t size)
     }
 }
 
-static ot_status fail(const ot_group *group, group_verb verb, const char *what, const char *reason)
+ot_status ot_group_fail(const ot_group *group, uint64_t step, ot_group_verb verb, const char *what,
+                        const char *reason)
 {
     return ot_fail(OT_ERR_DEVICE, "rank %d of %d, step %llu, %s of %s: %s", group->rank, group->size,
-                   (unsigned long long)group->step, verb_names[verb], what, reason);
+                   (unsigned long long)step, verb_names[verb], what, reason);
 }
 
-static ot_status time_out(const ot_group *group, group_verb verb, const char *what)
+static ot_status fail(const ot_group *group, ot_group_verb verb, const char *what, const char *reason)
+{
+    return ot_group_fail(group, group->step, verb, what, reason);
+}
+
+static ot_status time_out(const ot_group *group, ot_group_verb verb, const char *what)
 {
     char missing[128], reason[256];
     list_missing(group, missing, sizeof missing);
@@ -137,21 +107,23 @@ static void rest(unsigned tests)
     nanosleep(&(struct timespec){.tv_nsec = nap < NAP_MOST_NS ? nap : NAP_MOST_NS}, NULL);
 }
 
+int ot_group_is_dead(const ot_group *group, int rank)
+{
+    const ot_identity *own = &group->identities[group->rank], *peer = &group->identities[rank];
+    return peer->pid > 0 && peer->home == own->home && kill((pid_t)peer->pid, 0) != 0 && errno == ESRCH;
+}
+
 /* The first rank of this machine that is waited for and whose process is gone, or -1. */
 static int find_dead(const ot_group *group)
 {
-    const identity *own = &group->identities[group->rank];
-    for (size_t p = 0; p < group->parcel_count; p++) {
-        const identity *peer = &group->identities[group->parcels[p].peer];
-        if (!group->parcels[p].ended && peer->pid > 0 && peer->home == own->home &&
-            kill((pid_t)peer->pid, 0) != 0 && errno == ESRCH)
+    for (size_t p = 0; p < group->parcel_count; p++)
+        if (!group->parcels[p].ended && ot_group_is_dead(group, group->parcels[p].peer))
             return group->parcels[p].peer;
-    }
     return -1;
 }
 
 /* What a rank has sent before it died still comes. */
-static ot_status check_alive(ot_group *group, group_verb verb, const char *what)
+static ot_status check_alive(ot_group *group, ot_group_verb verb, const char *what)
 {
     char reason[128];
     int dead = find_dead(group);
@@ -163,7 +135,7 @@ static ot_status check_alive(ot_group *group, group_verb verb, const char *what)
 }
 
 /* Moves the parcels that were added. */
-static ot_status exchange(ot_group *group, group_verb verb, const char *what)
+static ot_status exchange(ot_group *group, ot_group_verb verb, const char *what)
 {
     ot_transport *transport = group->transport;
     int64_t deadline = ot_clock_ns() + group->timeout_ns;
@@ -196,8 +168,9 @@ static size_t least(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-static ot_status gather(ot_group *group, const char *what, char *base, size_t shard)
+ot_status ot_group_gather_now(ot_group *group, const char *what, void *memory, size_t shard)
 {
+    char *base = memory;
     const char *own = base + (size_t)group->rank * shard;
     for (size_t at = 0; at < shard; at += MESSAGE_BYTES) {
         size_t bytes = least(shard - at, MESSAGE_BYTES);
@@ -206,7 +179,7 @@ static ot_status gather(ot_group *group, const char *what, char *base, size_t sh
                 add_parcel(group, p, 0, own + at, bytes);
                 add_parcel(group, p, 1, base + (size_t)p * shard + at, bytes);
             }
-        OT_TRY(exchange(group, GATHER, what));
+        OT_TRY(exchange(group, OT_VERB_GATHER, what));
     }
     return OT_OK;
 }
@@ -229,7 +202,7 @@ static void sum_floats(const ot_group *group, float *own, size_t count)
         memcpy(own, sum, count * sizeof *own);
 }
 
-static ot_status scatter(ot_group *group, const char *what, float *base, size_t shard)
+ot_status ot_group_scatter_now(ot_group *group, const char *what, float *base, size_t shard)
 {
     const size_t most = PIECE_BYTES / sizeof *base;
     for (size_t at = 0; at < shard; at += most) {
@@ -239,7 +212,7 @@ static ot_status scatter(ot_group *group, const char *what, float *base, size_t 
                 add_parcel(group, p, 0, base + (size_t)p * shard + at, count * sizeof *base);
                 add_parcel(group, p, 1, piece_of(group, p), count * sizeof *base);
             }
-        OT_TRY(exchange(group, SCATTER, what));
+        OT_TRY(exchange(group, OT_VERB_SCATTER, what));
         sum_floats(group, base + (size_t)group->rank * shard + at, count);
     }
     return OT_OK;
@@ -267,7 +240,7 @@ ot_status ot_group_sum(ot_group *group, const char *what, double *values, size_t
                 add_parcel(group, p, 0, values + at, n * sizeof *values);
                 add_parcel(group, p, 1, piece_of(group, p), n * sizeof *values);
             }
-        OT_TRY(exchange(group, SUM, what));
+        OT_TRY(exchange(group, OT_VERB_SUM, what));
         sum_doubles(group, values + at, n);
     }
     return OT_OK;
@@ -281,7 +254,7 @@ ot_status ot_group_broadcast(ot_group *group, const char *what, int root, void *
         for (int p = 0; p < group->size; p++)
             if (p != group->rank && (p == root || group->rank == root))
                 add_parcel(group, p, p == root, base + at, n);
-        OT_TRY(exchange(group, BROADCAST, what));
+        OT_TRY(exchange(group, OT_VERB_BROADCAST, what));
     }
     return OT_OK;
 }
@@ -292,7 +265,7 @@ static ot_status transfer(ot_group *group, const char *what, int peer, int incom
     OT_ASSERT(group != NULL && peer != group->rank && peer >= 0 && peer < group->size);
     for (size_t at = 0; at < bytes; at += MESSAGE_BYTES) {
         add_parcel(group, peer, incoming, data + at, least(bytes - at, MESSAGE_BYTES));
-        OT_TRY(exchange(group, PARCEL, what));
+        OT_TRY(exchange(group, OT_VERB_PARCEL, what));
     }
     return OT_OK;
 }
@@ -305,47 +278,6 @@ ot_status ot_group_send(ot_group *group, const char *what, int to, const void *d
 ot_status ot_group_receive(ot_group *group, const char *what, int from, void *data, size_t bytes)
 {
     return transfer(group, what, from, 1, data, bytes);
-}
-
-/* ---- on a stream ---- */
-
-/* A host function. */
-static ot_status run_call(void *context, ot_status before)
-{
-    const call *c = context;
-    ot_group *group = c->group;
-    ot_status status = OT_OK;
-    if (before == OT_OK)
-        status = c->verb == GATHER ? gather(group, c->what, c->base, c->shard)
-                                   : scatter(group, c->what, c->base, c->shard);
-    pthread_mutex_lock(&group->lock);
-    group->run++;
-    pthread_cond_signal(&group->ended);
-    pthread_mutex_unlock(&group->lock);
-    return status;
-}
-
-static void enqueue(ot_group *group, ot_stream *stream, call given)
-{
-    pthread_mutex_lock(&group->lock);
-    while (group->enqueued - group->run == CALLS_MAX)
-        pthread_cond_wait(&group->ended, &group->lock);
-    call *c = &group->calls[group->enqueued++ % CALLS_MAX];
-    pthread_mutex_unlock(&group->lock);
-    *c = given;
-    ot_stream_call(stream, run_call, c);
-}
-
-void ot_group_gather(ot_group *group, ot_stream *stream, const char *what, void *base, size_t shard_bytes)
-{
-    if (group != NULL)
-        enqueue(group, stream, (call){group, GATHER, what, base, shard_bytes});
-}
-
-void ot_group_scatter(ot_group *group, ot_stream *stream, const char *what, float *base, size_t shard)
-{
-    if (group != NULL)
-        enqueue(group, stream, (call){group, SCATTER, what, base, shard});
 }
 
 /* ---- opening ---- */
@@ -384,7 +316,7 @@ static ot_status test_ways(ot_group *group)
         add_parcel(group, p, 0, out + at, PATTERN_BYTES);
         add_parcel(group, p, 1, in + at, PATTERN_BYTES);
     }
-    ot_status status = exchange(group, PATTERN, "the ways between ranks");
+    ot_status status = exchange(group, OT_VERB_PATTERN, "the ways between ranks");
     for (int p = 0; p < group->size && status == OT_OK; p++)
         if (p != group->rank)
             status = check_pattern(group, p, in + (size_t)p * PATTERN_BYTES);
@@ -399,7 +331,7 @@ static uint64_t mix_text(uint64_t hash, const char *text)
     return hash;
 }
 
-static identity find_identity(void)
+static ot_identity find_identity(void)
 {
     char host[256] = "", boot[64] = "", space[64] = "";
     gethostname(host, sizeof host - 1);
@@ -410,14 +342,14 @@ static identity find_identity(void)
     boot[length > 0 ? length : 0] = '\0';
     if (fd >= 0)
         close(fd);
-    return (identity){getpid(), mix_text(mix_text(mix_text(0xcbf29ce484222325u, host), boot), space)};
+    return (ot_identity){getpid(), mix_text(mix_text(mix_text(0xcbf29ce484222325u, host), boot), space)};
 }
 
 static ot_status exchange_identities(ot_group *group)
 {
-    identity all[OT_RANKS_MAX];
+    ot_identity all[OT_RANKS_MAX];
     all[group->rank] = find_identity();
-    OT_TRY(gather(group, "the processes", (char *)all, sizeof *all));
+    OT_TRY(ot_group_gather_now(group, "the processes", all, sizeof *all));
     memcpy(group->identities, all, sizeof *all * (size_t)group->size);
     return OT_OK;
 }

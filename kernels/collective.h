@@ -3,7 +3,7 @@
  * Every rank calls the same operations in the same order with the same sizes. At most one operation of a group is under
  * way at a time: those on a stream are ordered by it, and the caller sees to it that nothing of a stream is left when it
  * calls one of the host's. Sums are taken in the order of the ranks, so they are the same bytes in every run and on every
- * rank.
+ * rank; what a device sums itself has its library's order, which is the same in every run too.
  *
  * `what` names the object in messages ("model.layers.3"); it lives until the operation has run. An operation that has
  * waited for longer than the group's timeout, or for a rank of this machine that has died, fails with OT_ERR_DEVICE; the
@@ -43,13 +43,27 @@ void ot_group_abort(ot_group *group, int code);
 /* Makes the operation under way and all later ones fail soon: this rank will not go on. Any thread. */
 void ot_group_cancel(ot_group *group);
 
+/* Which of this machine's ranks the launcher has made this process, from 0; 0 without a launcher. */
+int ot_group_launched_local(void);
+
 int ot_group_rank(const ot_group *group); /* from 0 */
 int ot_group_size(const ot_group *group);
 
 /* Which step messages name from now on. Nothing is under way. */
 void ot_group_set_step(ot_group *group, uint64_t step);
 
-/* ---- On a stream of a device with host memory; failures stick to the device ---- */
+/* ---- Devices ---- */
+
+/* Joins the ranks' devices, one each, so that operations on their streams go from device to device, and tests the ways between them;
+ * in both directions. All ranks call it. For a device with host memory it is nothing: the transport serves it.
+ * OT_ERR_USAGE where two ranks have one card; OT_ERR_DEVICE where the library that joins devices is missing, fails, or brings
+ * damaged bytes. */
+ot_status ot_group_attach(ot_group *group, ot_device *device) OT_MUST_CHECK;
+
+/* When nothing is under way on its streams; all ranks do it, but after a failure. Before the device is closed. */
+void ot_group_detach(ot_group *group);
+
+/* ---- On a stream of a device with host memory, or of the attached one; failures stick to the device ---- */
 
 /* All-gather in place: `base` holds `size` shards of shard_bytes each, in the order of the ranks; each rank's own becomes
  * everybody's. */

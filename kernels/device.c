@@ -9,8 +9,7 @@
 #include "kernels/backend.h"
 #include "kernels/plugin.h"
 
-/* A failure inside a loaded implementation has its text there: it is raised again here. */
-static ot_status result(const ot_device_ops *ops, ot_status status)
+ot_status ot_backend_result(const ot_device_ops *ops, ot_status status)
 {
     if (status == OT_OK || ops->error == NULL)
         return status;
@@ -59,13 +58,13 @@ static ot_status open_cuda(const ot_device_options *options, ot_device **out)
 {
     const ot_device_ops *ops;
     OT_TRY(find_cuda(&ops));
-    return result(ops, ops->open(options, out));
+    return ot_backend_result(ops, ops->open(options, out));
 }
 
 static ot_status open_cpu(const ot_device_options *options, ot_device **out)
 {
     const ot_device_ops *ops = ot_cpu_backend();
-    return result(ops, ops->open(options, out));
+    return ot_backend_result(ops, ops->open(options, out));
 }
 
 /* A machine without a driver is none of a user's mistakes; one whose GPU cannot be used may be. */
@@ -110,7 +109,7 @@ const ot_kernels *ot_device_kernels(const ot_device *device)
 
 ot_status ot_device_arena_open(ot_device *device, const char *name, uint64_t bytes, void **base)
 {
-    return result(device->ops, device->ops->arena_open(device, name, bytes, base));
+    return ot_backend_result(device->ops, device->ops->arena_open(device, name, bytes, base));
 }
 
 void ot_device_arena_close(ot_device *device, void *base)
@@ -131,7 +130,7 @@ uint64_t ot_device_peak_bytes(const ot_device *device)
 
 ot_status ot_device_pin(ot_device *device, void *base, uint64_t bytes)
 {
-    return result(device->ops, device->ops->pin(device, base, bytes));
+    return ot_backend_result(device->ops, device->ops->pin(device, base, bytes));
 }
 
 void ot_device_unpin(ot_device *device, void *base)
@@ -141,7 +140,7 @@ void ot_device_unpin(ot_device *device, void *base)
 
 ot_status ot_stream_open(ot_device *device, const ot_stream_options *options, ot_stream **out)
 {
-    return result(device->ops, device->ops->stream_open(device, options, out));
+    return ot_backend_result(device->ops, device->ops->stream_open(device, options, out));
 }
 
 void ot_stream_close(ot_stream *stream)
@@ -157,17 +156,17 @@ ot_device *ot_stream_device(const ot_stream *stream)
 
 ot_status ot_stream_synchronize(ot_stream *stream)
 {
-    return result(stream->device->ops, stream->device->ops->stream_synchronize(stream));
+    return ot_backend_result(stream->device->ops, stream->device->ops->stream_synchronize(stream));
 }
 
 ot_status ot_device_synchronize(ot_device *device)
 {
-    return result(device->ops, device->ops->synchronize(device));
+    return ot_backend_result(device->ops, device->ops->synchronize(device));
 }
 
 ot_status ot_device_status(ot_device *device)
 {
-    return result(device->ops, device->ops->status(device));
+    return ot_backend_result(device->ops, device->ops->status(device));
 }
 
 void ot_copy_h2d(ot_stream *stream, void *device_dst, const void *host_src, size_t bytes)
@@ -201,7 +200,7 @@ void ot_stream_call(ot_stream *stream, ot_host_function *function, void *context
 
 ot_status ot_event_open(ot_device *device, int timed, ot_event **out)
 {
-    return result(device->ops, device->ops->event_open(device, timed, out));
+    return ot_backend_result(device->ops, device->ops->event_open(device, timed, out));
 }
 
 void ot_event_close(ot_event *event)
@@ -229,7 +228,7 @@ int ot_event_reached(const ot_event *event)
 
 ot_status ot_event_synchronize(ot_event *event)
 {
-    return result(event->device->ops, event->device->ops->event_synchronize(event));
+    return ot_backend_result(event->device->ops, event->device->ops->event_synchronize(event));
 }
 
 int64_t ot_event_elapsed_ns(const ot_event *from, const ot_event *to)

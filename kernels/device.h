@@ -34,7 +34,8 @@ typedef struct ot_kernels ot_kernels; /* kernels.h */
 
 typedef struct ot_device_options {
     const char *kind; /* "cpu", "cuda", or "auto" or NULL: the first that this machine has, of cuda, cpu */
-    int ordinal;      /* which of several */
+    int ordinal;      /* which of several; with several ranks this one's number among those of its machine */
+    int ranks;        /* of the group that the device will be attached to (collective.h); 0: 1 */
     uint64_t memory_bytes; /* hard cap on device memory, with everything that the device itself needs in it */
     size_t queue_length;   /* operations a stream holds; 0: 1024 */
     /* CPU device only. */
@@ -69,6 +70,7 @@ typedef struct ot_device_info {
     int units;              /* threads of the team, or multiprocessors */
     int copy_lanes;         /* copies that run at the same time as compute: 1 or 2 */
     int host_memory;        /* 1: kernels of this device may be given host memory too */
+    char address[32];       /* on the bus: "0000:01:00.0"; "" where it is no card */
     int numa_node; /* the kernel's number of the memory nearest to the device; -1: none, or unknown */
 } ot_device_info;
 

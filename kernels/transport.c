@@ -19,6 +19,18 @@ int ot_group_launched(void)
     return 0;
 }
 
+int ot_group_launched_local(void)
+{
+    static const char *const numbers[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID",
+                                          "LOCAL_RANK"};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        const char *text = getenv(numbers[i]);
+        if (text != NULL)
+            return atoi(text);
+    }
+    return 0;
+}
+
 static const char plugin_name[] = "libofftrain_mpi.so";
 
 ot_status ot_transport_open_mpi(ot_transport **out)

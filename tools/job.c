@@ -108,6 +108,7 @@ static ot_status choose_training(ot_job *job)
     t->overlap = flags->overlap;
     t->inference = flags->inference;
     t->ranks = (int)flags->ranks;
+    t->ordinal = t->ranks > 1 ? ot_group_launched_local() : 0;
     t->threads = flags->threads == OT_AUTO_INT ? 0 : (int)flags->threads;
     t->io.backend = backend_of(flags->io);
     t->io.depth = flags->io_depth == OT_AUTO_INT ? 0 : (uint32_t)flags->io_depth;
@@ -160,9 +161,15 @@ static ot_status open_data(ot_job *job)
 
 static ot_status look_at_device(ot_job *job)
 {
-    enum { MEASURE_BYTES = 256 << 20 };
+    enum { MEASURE_BYTES = 1 << 30 }; /* a cap: a GPU's context and its libraries alone take half of it */
+    const ot_training *training = &job->training;
     const ot_device_options options = {
-        .kind = job->flags->device, .memory_bytes = MEASURE_BYTES, .threads = job->training.threads};
+        .kind = job->flags->device,
+        .ordinal = training->ordinal,
+        .ranks = training->ranks,
+        .memory_bytes = MEASURE_BYTES,
+        .threads = training->threads,
+    };
     OT_TRY(ot_device_open(&options, &job->device));
     ot_device_info info;
     ot_device_query(job->device, &info);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "io/host.h"
 #include "io/sysfile.h"
 #include "io/text.h"
 #include "kernels/cuda/state.h"
@@ -11,6 +12,11 @@
  * loads later, on a kernel's first use, comes on top of what is measured. */
 #define CONTEXT_BYTES (UINT64_C(512) << 20)
 #define LATER_BYTES (UINT64_C(32) << 20)
+
+/* What NCCL takes with a few cards, rounded up: measured when it has been opened, after the plan has been made. Of several ranks all
+ * should come to the same sum, whose plans are then alike. */
+#define COMMUNICATOR_BYTES (UINT64_C(256) << 20)
+#define LEVEL_BYTES (UINT64_C(64) << 20)
 
 enum { CARDS_MAX = 64 };
 
@@ -54,6 +60,7 @@ static void cuda_query(const ot_device *base, ot_device_info *out)
     snprintf(out->kind, sizeof out->kind, "cuda");
     snprintf(out->name, sizeof out->name, "%.127s", p->name);
     snprintf(out->isa, sizeof out->isa, "sm_%d%d", p->major, p->minor);
+    snprintf(out->address, sizeof out->address, "%.31s", device->bus_id);
 }
 
 static void cuda_close(ot_device *base)
@@ -72,10 +79,19 @@ static void cuda_close(ot_device *base)
 
 /* ---- Opening ---- */
 
-static ot_status find_card(cuda_device *device, int ordinal)
+static ot_status find_card(cuda_device *device, int ordinal, int ranks)
 {
     int count = 0;
     OT_TRY(ot_cuda_error(cudaGetDeviceCount(&count), "device cuda"));
+    if (ranks > 1 && count == 1)
+        ordinal =
+            0; /* some launchers show each rank its own card alone; that two share one is seen when they join */
+    if (ranks > 1 && ordinal >= count)
+        return ot_fail(
+            OT_ERR_USAGE,
+            "%d ranks or more on this machine, of which %d GPUs are visible, one for each rank: use fewer "
+            "--ranks, or make more visible (CUDA_VISIBLE_DEVICES)",
+            ordinal + 1, count);
     if (ordinal < 0 || ordinal >= count)
         return ot_fail(OT_ERR_USAGE,
                        "device cuda:%d: %d GPU%s visible, numbered from 0 in the order of the bus", ordinal,
@@ -105,7 +121,30 @@ static void measure_context(cuda_device *device, uint64_t before)
     uint64_t after = ot_cuda_used_bytes(device->bus_id);
     if (*known == 0)
         *known = before > 0 && after > before ? after - before + LATER_BYTES : CONTEXT_BYTES;
-    device->own_bytes = device->peak_bytes = *known;
+    device->own_bytes = *known + device->communicator_bytes;
+    if (device->communicator_bytes > 0)
+        device->own_bytes = ot_round_up(device->own_bytes, LEVEL_BYTES);
+    device->peak_bytes = device->own_bytes;
+}
+
+static ot_status check_own_bytes(const cuda_device *device)
+{
+    if (ot_cuda_bytes(&device->base) <= device->cap_bytes)
+        return OT_OK;
+    char own[OT_SIZE_TEXT_BYTES], cap[OT_SIZE_TEXT_BYTES];
+    return ot_fail(OT_ERR_FIT, "%s: the CUDA context%s alone takes %s, and --gpu-mem is %s",
+                   device->properties.name, device->communicator_bytes > 0 ? " with NCCL" : "",
+                   ot_format_size(device->own_bytes, own), ot_format_size(device->cap_bytes, cap));
+}
+
+ot_status ot_cuda_reserve(ot_device *base, uint64_t own_bytes)
+{
+    cuda_device *device = (cuda_device *)base;
+    if (own_bytes > device->own_bytes)
+        device->own_bytes = own_bytes;
+    if (ot_cuda_bytes(base) > device->peak_bytes)
+        device->peak_bytes = ot_cuda_bytes(base);
+    return check_own_bytes(device);
 }
 
 /* Makes the context and finds out what it takes of the card, the library's part with it. */
@@ -124,12 +163,7 @@ static ot_status open_context(cuda_device *device)
     OT_TRY(ot_cuda_stream_open(&device->base, &options, &stream));
     measure_context(device, before);
     ot_cuda_stream_close(stream);
-    if (device->own_bytes <= device->cap_bytes)
-        return OT_OK;
-    char own[OT_SIZE_TEXT_BYTES], cap[OT_SIZE_TEXT_BYTES];
-    return ot_fail(OT_ERR_FIT, "%s: the CUDA context alone takes %s, and --gpu-mem is %s",
-                   device->properties.name, ot_format_size(device->own_bytes, own),
-                   ot_format_size(device->cap_bytes, cap));
+    return check_own_bytes(device);
 }
 
 static ot_status cuda_open(const ot_device_options *options, ot_device **out);
@@ -169,6 +203,9 @@ static const ot_device_ops cuda_ops = {
     .event_reached = ot_cuda_event_reached,
     .event_synchronize = ot_cuda_event_synchronize,
     .event_elapsed_ns = ot_cuda_event_elapsed_ns,
+    .communicator = &ot_cuda_communicator,
+    .reserve = ot_cuda_reserve,
+    .fail = ot_cuda_fail,
 };
 
 static ot_status cuda_open(const ot_device_options *options, ot_device **out)
@@ -181,9 +218,10 @@ static ot_status cuda_open(const ot_device_options *options, ot_device **out)
     device->base = (ot_device){&cuda_ops, &ot_kernels_cuda};
     device->cap_bytes = options->memory_bytes;
     device->queue_length = options->queue_length;
+    device->communicator_bytes = options->ranks > 1 ? COMMUNICATOR_BYTES : 0;
     pthread_mutex_init(&device->error_lock, NULL);
     pthread_mutex_init(&device->streams_lock, NULL);
-    ot_status status = find_card(device, options->ordinal);
+    ot_status status = find_card(device, options->ordinal, options->ranks);
     if (status == OT_OK) {
         device->workspace_bytes = device->properties.major >= 9 ? WORKSPACE_BYTES_SM90 : WORKSPACE_BYTES;
         status = open_context(device);

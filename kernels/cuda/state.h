@@ -1,5 +1,6 @@
 /* The state of the CUDA device, shared by its host files: error.c turns the driver's codes into words, memory.c has
- * arenas and pinning, stream.c what runs, kernels.c and matmul.c the table of operations, device.c the rest.
+ * arenas and pinning, stream.c what runs, kernels.c and matmul.c the table of operations, communicator.c what several ranks
+ * do together, device.c the rest.
  *
  * Rules: no NULL stream, no managed memory, and nothing waits for the device but what device.h says waits. */
 #ifndef OT_KERNELS_CUDA_STATE_H
@@ -44,6 +45,7 @@ struct cuda_device {
     char bus_id[32];                  /* "0000:01:00.0" */
     uint64_t cap_bytes;               /* --gpu-mem */
     uint64_t own_bytes;               /* of context and libraries */
+    uint64_t communicator_bytes;      /* of them set aside for several ranks */
     uint64_t workspace_bytes;         /* for each matrix product */
     uint64_t arena_bytes, peak_bytes; /* of open arenas; with own_bytes */
     cuda_memory memory[OT_CUDA_ARENAS_MAX];
@@ -102,6 +104,11 @@ extern ot_error (*ot_program_error)(void);
 /* Makes the device the calling thread's; every function that calls the driver begins with it. */
 void ot_cuda_enter(const cuda_device *device);
 
+/* ---- device.c ---- */
+
+/* Counts at least so many bytes as the device's own. OT_ERR_FIT where the cap does not hold them. */
+ot_status ot_cuda_reserve(ot_device *base, uint64_t own_bytes) OT_MUST_CHECK;
+
 /* ---- error.c ---- */
 
 /* Fails with what the code means and what to do; `what` names the object. cudaSuccess is OT_OK. */
@@ -158,6 +165,13 @@ void ot_cuda_copy_d2h(ot_stream *stream, void *dst, const void *src, size_t byte
 void ot_cuda_copy_d2d(ot_stream *stream, void *dst, const void *src, size_t bytes);
 void ot_cuda_copy_zero(ot_stream *stream, void *dst, size_t bytes);
 void ot_cuda_stream_call(ot_stream *stream, ot_host_function *function, void *context);
+
+/* The calling thread's failure in the program sticks to the device. */
+void ot_cuda_fail(ot_device *base);
+
+/* ---- communicator.c ---- */
+
+extern const ot_communicator_ops ot_cuda_communicator;
 
 /* ---- event.c ---- */
 

@@ -56,6 +56,13 @@ void ot_cuda_reject(ot_stream *stream, ot_status status)
         keep_failure(ot_cuda_device(stream));
 }
 
+void ot_cuda_fail(ot_device *base)
+{
+    ot_error failure = ot_program_error();
+    if (ot_error_raise(&failure) != OT_OK)
+        keep_failure((cuda_device *)base);
+}
+
 /* ---- Host functions ---- */
 
 static void call(cuda_call *entry)

@@ -36,12 +36,27 @@ target_link_libraries(fakenvml PRIVATE fakecuda)
 set_target_properties(fakenvml PROPERTIES PREFIX "" OUTPUT_NAME libnvidia-ml SUFFIX .so.1
                       LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/fakenvml)
 
+set(OT_FAKENCCL)
+if(OT_NCCL_INCLUDE)
+  add_library(fakenccl SHARED fakecuda/nccl.c)
+  ot_cuda_headers(fakenccl)
+  target_include_directories(fakenccl SYSTEM PRIVATE ${OT_NCCL_INCLUDE})
+  target_link_libraries(fakenccl PRIVATE fakecuda Threads::Threads)
+  set_source_files_properties(fakecuda/nccl.c PROPERTIES COMPILE_OPTIONS -fvisibility=default)
+  set_target_properties(fakenccl PROPERTIES PREFIX "" OUTPUT_NAME libnccl SUFFIX .so.2
+                        LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/fakenccl)
+  set(OT_FAKENCCL fakenccl)
+endif()
+
 add_library(offtrain_cudaemu MODULE ${OT_CUDA_HOST_SOURCES} cuda/emulated.c)
 ot_cuda_headers(offtrain_cudaemu)
 # Pieces small enough that a test has many of them.
 target_compile_definitions(offtrain_cudaemu PRIVATE OT_CUDA_PIN_PIECE_BYTES=1048576ull)
 # Loaded with the plugin, for it to find by name: AddressSanitizer does not look where a plugin's own path says.
-target_link_libraries(offtrain_cudaemu PRIVATE simt fakecuda -Wl,--no-as-needed fakenvml ${CMAKE_DL_LIBS})
+target_link_libraries(offtrain_cudaemu PRIVATE simt fakecuda -Wl,--no-as-needed fakenvml ${OT_FAKENCCL} ${CMAKE_DL_LIBS})
+if(OT_NCCL_INCLUDE)
+  target_include_directories(offtrain_cudaemu SYSTEM PRIVATE ${OT_NCCL_INCLUDE})
+endif()
 if(NOT OT_SANITIZE) # whose runtimes are found in the program
   target_link_options(offtrain_cudaemu PRIVATE LINKER:-z,defs)
 endif()

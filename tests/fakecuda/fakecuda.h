@@ -1,4 +1,4 @@
-/* The CUDA runtime and cuBLAS on the CPU: fakes of the entry points that kernels/cuda calls, with which its host sources
+/* The CUDA runtime, cuBLAS and NCCL on the CPU: fakes of the entry points that kernels/cuda calls, with which its host sources
  * link instead, so that the engine runs its CUDA path where there is no GPU.
  *
  * A fake is as strict as a card and less obliging. Work runs late: on one executor, whose seeded choice starves some
@@ -35,7 +35,7 @@ typedef struct fakecuda_options {
     uint64_t pin_bytes;    /* host memory that may be pinned; 0: any */
 } fakecuda_options;
 
-/* Forgets everything but open memory. Without it the environment decides: FAKECUDA_SEED, FAKECUDA_THREADS. */
+/* Forgets everything but open memory. Without it the environment decides: FAKECUDA_SEED, FAKECUDA_THREADS, FAKECUDA_DEVICES. */
 FAKECUDA_EXPORT void fakecuda_configure(const fakecuda_options *options);
 
 typedef struct fakecuda_counters {
@@ -50,10 +50,14 @@ typedef struct fakecuda_counters {
 
 /* At any time. */
 FAKECUDA_EXPORT fakecuda_counters fakecuda_count(void);
+FAKECUDA_EXPORT uint64_t fakecuda_card_bytes(int card); /* device_bytes of one */
 
 /* The call of `function` ("cudaMalloc") number `after`, from 0, returns `error`; "" stands for the execution of an
  * operation, which loses the device as a failing kernel does. One at a time. */
 FAKECUDA_EXPORT void fakecuda_fail(const char *function, uint64_t after, cudaError_t error);
+
+/* From now on what this rank of an emulated NCCL sends has a bit flipped; -1: none does. */
+FAKECUDA_EXPORT void fakecuda_damage(int rank);
 
 /* A kernel: `run` is called once, when the stream's turn comes; what it returns other than cudaSuccess loses the
  * device. At any time. */

@@ -21,19 +21,26 @@ static int is_open;
 
 int fake_take_bytes(uint64_t bytes)
 {
-    uint64_t taken = atomic_fetch_add(&fake.device_bytes, bytes) + bytes, peak = fake.device_peak_bytes;
-    if (taken > fake.options.memory_bytes - fake.options.other_bytes) {
-        atomic_fetch_sub(&fake.device_bytes, bytes);
+    _Atomic uint64_t *card = &fake.card_bytes[fake_current_device()];
+    if (atomic_fetch_add(card, bytes) + bytes > fake.options.memory_bytes - fake.options.other_bytes) {
+        atomic_fetch_sub(card, bytes);
         return 0;
     }
+    uint64_t taken = atomic_fetch_add(&fake.device_bytes, bytes) + bytes, peak = fake.device_peak_bytes;
     while (taken > peak && !atomic_compare_exchange_weak(&fake.device_peak_bytes, &peak, taken))
         ;
     return 1;
 }
 
+void fake_give_bytes_of(int card, uint64_t bytes)
+{
+    atomic_fetch_sub(&fake.card_bytes[card], bytes);
+    atomic_fetch_sub(&fake.device_bytes, bytes);
+}
+
 void fake_give_bytes(uint64_t bytes)
 {
-    atomic_fetch_sub(&fake.device_bytes, bytes);
+    fake_give_bytes_of(fake_current_device(), bytes);
 }
 
 static void protect(const range *block, int open)
@@ -126,7 +133,7 @@ cudaError_t cudaFree(void *pointer)
     if (pointer == NULL)
         return cudaSuccess;
     fake_add(&fake.host_syncs, 1);
-    fake_wait_all();
+    fake_wait_card();
     pthread_mutex_lock(&lock);
     range *slot = find(blocks, BLOCKS_MAX, pointer);
     size_t bytes = slot != NULL ? slot->bytes : 0;

@@ -26,6 +26,8 @@ static void fill_defaults(void)
 {
     if (fake.options.devices == 0)
         fake.options.devices = 1;
+    if (fake.options.devices > FAKE_CARDS_MAX)
+        abort();
     if (fake.options.major == 0)
         fake.options.major = 8, fake.options.minor = 9;
     if (fake.options.memory_bytes == 0)
@@ -34,7 +36,9 @@ static void fill_defaults(void)
 
 static void read_environment(void)
 {
-    const char *seed = getenv("FAKECUDA_SEED"), *threads = getenv("FAKECUDA_THREADS");
+    const char *seed = getenv("FAKECUDA_SEED"), *threads = getenv("FAKECUDA_THREADS"),
+               *devices = getenv("FAKECUDA_DEVICES");
+    fake.options.devices = devices != NULL ? atoi(devices) : 0;
     fake.options.seed = seed != NULL ? strtoull(seed, NULL, 10) : 1;
     fake.options.threads = threads != NULL && strcmp(threads, "1") == 0;
     fill_defaults();
@@ -46,10 +50,10 @@ void fakecuda_configure(const fakecuda_options *options)
     pthread_once(&once, read_environment);
     fake.options = *options;
     fill_defaults();
-    fake.lost = 0;
+    fake.lost = fake.damaged = 0;
     planted.function = NULL;
     for (; contexts != 0; contexts &= contexts - 1)
-        fake_give_bytes(CONTEXT_BYTES);
+        fake_give_bytes_of(__builtin_ctz((unsigned)contexts), CONTEXT_BYTES);
     fake.calls = fake.kernels = fake.products = fake.host_syncs = fake.pageable_copies = fake.refused = 0;
     fake.h2d_bytes = fake.d2h_bytes = fake.d2d_bytes = 0;
     fake.device_peak_bytes = fake.device_bytes;
@@ -74,6 +78,11 @@ fakecuda_counters fakecuda_count(void)
     };
 }
 
+uint64_t fakecuda_card_bytes(int card)
+{
+    return fake.card_bytes[card];
+}
+
 /* ---- Failures ---- */
 
 void fakecuda_fail(const char *function, uint64_t after, cudaError_t error)
@@ -81,6 +90,11 @@ void fakecuda_fail(const char *function, uint64_t after, cudaError_t error)
     planted.error = error;
     planted.after = (int64_t)after;
     planted.function = function;
+}
+
+void fakecuda_damage(int rank)
+{
+    fake.damaged = rank + 1;
 }
 
 static cudaError_t planted_for(const char *function)
@@ -165,10 +179,13 @@ int fake_stream_usable(cudaStream_t stream)
 
 static cudaError_t make_context(int device)
 {
-    int bit = 1 << device;
+    int bit = (int)(1u << device), before = current_device;
     if (atomic_fetch_or(&contexts, bit) & bit)
         return cudaSuccess;
-    if (fake_take_bytes(CONTEXT_BYTES))
+    current_device = device;
+    int fits = fake_take_bytes(CONTEXT_BYTES);
+    current_device = before;
+    if (fits)
         return cudaSuccess;
     atomic_fetch_and(&contexts, ~bit);
     return cudaErrorMemoryAllocation;
@@ -250,6 +267,6 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 {
     FAKE_ENTER();
     *total_bytes = fake.options.memory_bytes;
-    *free_bytes = fake.options.memory_bytes - fake.options.other_bytes - fake.device_bytes;
+    *free_bytes = fake.options.memory_bytes - fake.options.other_bytes - fake.card_bytes[current_device];
     return cudaSuccess;
 }

@@ -1,5 +1,5 @@
 /* What the fakes share: memory.c has device and pinned memory and copies, stream.c queues, executors and events,
- * runtime.c the rest of the runtime, cublas.c matrix products. */
+ * runtime.c the rest of the runtime, cublas.c matrix products, nccl.c collective operations. */
 #ifndef OT_TESTS_FAKECUDA_STATE_H
 #define OT_TESTS_FAKECUDA_STATE_H
 
@@ -10,13 +10,17 @@
 #include "kernels/cpu/counter.h"
 #include "tests/fakecuda/fakecuda.h"
 
-enum { FAKE_QUEUE = 1024, FAKE_ARGS_BYTES = 192 };
+enum { FAKE_QUEUE = 1024, FAKE_ARGS_BYTES = 192, FAKE_CARDS_MAX = 32 };
 
 /* What runs when its turn comes; memory of the device is open to it. */
 typedef cudaError_t fake_run(void *args);
 
+/* Whether it can run: asked again and again, since what it waits for is of another process. */
+typedef int fake_ready(void *args);
+
 typedef struct fake_operation {
     fake_run *run;
+    fake_ready *ready;     /* NULL: when its turn comes */
     int is_kernel_or_copy; /* where the planted failures strike */
     alignas(16) unsigned char args[FAKE_ARGS_BYTES];
 } fake_operation;
@@ -39,9 +43,11 @@ struct CUevent_st {
 
 typedef struct fake_state {
     fakecuda_options options;
-    _Atomic int lost; /* cudaError_t: the context is beyond repair */
+    _Atomic int damaged; /* what this rank less 1 gives in a collective has a bit flipped; 0: none */
+    _Atomic int lost;    /* cudaError_t: the context is beyond repair */
     _Atomic uint64_t calls, kernels, products, host_syncs, pageable_copies, refused, h2d_bytes, d2h_bytes,
         d2d_bytes, device_bytes, device_peak_bytes, pinned_bytes;
+    _Atomic uint64_t card_bytes[FAKE_CARDS_MAX];
 } fake_state;
 
 extern fake_state fake;
@@ -78,9 +84,10 @@ static inline void fake_add(_Atomic uint64_t *counter, uint64_t n)
 
 /* ---- memory.c ---- */
 
-/* Takes bytes of the card for what is no block: contexts, libraries. 0 where they are not there. */
+/* Takes bytes of the calling thread's card for what is no block: contexts, libraries. 0 where they are not there. */
 int fake_take_bytes(uint64_t bytes);
 void fake_give_bytes(uint64_t bytes);
+void fake_give_bytes_of(int card, uint64_t bytes);
 int fake_in_block(const void *pointer, size_t bytes);
 
 /* Opens the device's memory to the process, and closes it again; with threads it stays open. */
@@ -91,8 +98,11 @@ void fake_close_memory(void);
 
 /* Copies the arguments; waits where the queue is full. */
 void fake_enqueue(cudaStream_t stream, fake_run *run, int is_kernel_or_copy, const void *args, size_t bytes);
+void fake_enqueue_polled(cudaStream_t stream, fake_ready *ready, fake_run *run, const void *args,
+                         size_t bytes);
 void fake_wait_stream(cudaStream_t stream);
-void fake_wait_all(void);
+void fake_wait_point(cudaStream_t stream, uint32_t enqueued); /* until so many of its operations have run */
+void fake_wait_card(void);                                    /* for the streams of the calling thread's */
 void fake_restart(void); /* after a change of the options; there are no streams */
 
 #endif

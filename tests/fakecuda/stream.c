@@ -12,7 +12,14 @@
 #include "kernels/random.h"
 #include "tests/fakecuda/state.h"
 
-enum { STREAMS_MAX = 64, IDLE_NS = 200000, JITTER_NS = 60000, STARVE_ONE_IN = 6, STARVE_CHOICES = 40 };
+enum {
+    STREAMS_MAX = 64,
+    POLL_NS = 100000,
+    IDLE_NS = 200000,
+    JITTER_NS = 60000,
+    STARVE_ONE_IN = 6,
+    STARVE_CHOICES = 40
+};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t work, progress;
@@ -99,6 +106,8 @@ static void *run_stream(void *argument)
             return NULL;
         uint32_t ns = random_below(JITTER_NS, k, (uint64_t)stream->number + 1);
         nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
+        while (operation->ready != NULL && !operation->ready(operation->args))
+            nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
         run_operation(operation);
         ot_counter_add(&stream->done);
     }
@@ -121,6 +130,8 @@ static int is_runnable(struct CUstream_st *stream)
     if (!is_pending(stream))
         return 0;
     fake_operation *operation = head(stream, done_of(stream));
+    if (operation->ready != NULL)
+        return operation->ready(operation->args);
     const event_args *wait = (const event_args *)(const void *)operation->args;
     return operation->run != run_wait || ot_counter_reached(&wait->event->reached, wait->target);
 }
@@ -157,6 +168,20 @@ static int any_pending(void)
     return 0;
 }
 
+static int any_polled(void)
+{
+    for (int i = 0; i < stream_count && !is_threaded; i++)
+        if (is_pending(streams[i]) && head(streams[i], done_of(streams[i]))->ready != NULL)
+            return 1;
+    return 0;
+}
+
+static void wait_until(int64_t ns)
+{
+    struct timespec time = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+    pthread_cond_timedwait(&work, &lock, &time);
+}
+
 /* Waits until it may run: not while a thread is enqueuing and nobody waits. The device's memory is closed meanwhile. */
 static void wait_for_leave(void)
 {
@@ -168,8 +193,7 @@ static void wait_for_leave(void)
         } else if (ot_clock_ns() >= until) {
             return;
         } else {
-            struct timespec time = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
-            pthread_cond_timedwait(&work, &lock, &time);
+            wait_until(until);
         }
     }
     if (credits > 0)
@@ -186,7 +210,10 @@ static void *run_executor(void *argument)
         if (stream == NULL) {
             fake_close_memory();
             pthread_cond_broadcast(&progress);
-            pthread_cond_wait(&work, &lock);
+            if (any_polled())
+                wait_until(ot_clock_ns() + POLL_NS);
+            else
+                pthread_cond_wait(&work, &lock);
             continue;
         }
         pthread_mutex_unlock(&lock);
@@ -253,15 +280,16 @@ static void nudge(void)
     pthread_mutex_unlock(&lock);
 }
 
-void fake_enqueue(cudaStream_t stream, fake_run *run, int is_kernel_or_copy, const void *args, size_t bytes)
+static void enqueue(cudaStream_t stream, fake_operation given, const void *args, size_t bytes)
 {
     if (bytes > FAKE_ARGS_BYTES)
         abort();
     if (stream->enqueued >= FAKE_QUEUE)
         wait_for(&stream->done, stream->enqueued - FAKE_QUEUE + 1);
     fake_operation *operation = &stream->ring[stream->enqueued % FAKE_QUEUE];
-    operation->run = run;
-    operation->is_kernel_or_copy = is_kernel_or_copy;
+    operation->run = given.run;
+    operation->ready = given.ready;
+    operation->is_kernel_or_copy = given.is_kernel_or_copy;
     if (bytes > 0)
         memcpy(operation->args, args, bytes);
     stream->enqueued++;
@@ -274,17 +302,35 @@ void fake_enqueue(cudaStream_t stream, fake_run *run, int is_kernel_or_copy, con
     pthread_mutex_unlock(&lock);
 }
 
-void fake_wait_stream(cudaStream_t stream)
+void fake_enqueue(cudaStream_t stream, fake_run *run, int is_kernel_or_copy, const void *args, size_t bytes)
 {
-    wait_for(&stream->done, stream->enqueued);
+    enqueue(stream, (fake_operation){.run = run, .is_kernel_or_copy = is_kernel_or_copy}, args, bytes);
 }
 
-void fake_wait_all(void)
+void fake_enqueue_polled(cudaStream_t stream, fake_ready *ready, fake_run *run, const void *args,
+                         size_t bytes)
+{
+    enqueue(stream, (fake_operation){.run = run, .ready = ready, .is_kernel_or_copy = 1}, args, bytes);
+}
+
+void fake_wait_point(cudaStream_t stream, uint32_t enqueued)
+{
+    wait_for(&stream->done, enqueued);
+}
+
+void fake_wait_stream(cudaStream_t stream)
+{
+    fake_wait_point(stream, stream->enqueued);
+}
+
+void fake_wait_card(void)
 {
     struct CUstream_st *open[STREAMS_MAX];
+    int count = 0;
     pthread_mutex_lock(&lock);
-    int count = stream_count;
-    memcpy(open, streams, sizeof open);
+    for (int i = 0; i < stream_count; i++)
+        if (streams[i]->device == fake_current_device())
+            open[count++] = streams[i];
     pthread_mutex_unlock(&lock);
     for (int i = 0; i < count; i++)
         fake_wait_stream(open[i]);
