@@ -365,17 +365,28 @@ out:
     return status;
 }
 
+typedef struct verdict {
+    int is_good;
+    uint64_t own_bytes;
+} verdict;
+
 /* What the devices take for themselves differs by little; plans must not differ at all. */
-static ot_status level_own_bytes(ot_attachment *a)
+static ot_status agree(ot_attachment *a, ot_status own)
 {
-    uint64_t all[OT_RANKS_MAX], most = 0;
+    verdict all[OT_RANKS_MAX];
+    uint64_t most = 0;
     ot_device_info info;
-    OT_TRY(ot_backend_result(a->device->ops, a->ops->measure(a->communicator)));
+    ot_error failure = ot_error_take();
     ot_device_query(a->device, &info);
-    all[a->group->rank] = info.own_bytes;
-    OT_TRY(ot_group_gather_now(a->group, "the devices' own memory", all, sizeof *all));
-    for (int rank = 0; rank < a->group->size; rank++)
-        most = all[rank] > most ? all[rank] : most;
+    all[a->group->rank] = (verdict){own == OT_OK, info.own_bytes};
+    OT_TRY(ot_group_gather_now(a->group, "what the devices say", all, sizeof *all));
+    if (own != OT_OK)
+        return ot_error_raise(&failure);
+    for (int rank = 0; rank < a->group->size; rank++) {
+        if (!all[rank].is_good)
+            return ot_fail(OT_ERR_DEVICE, "the ranks' devices do not join: rank %d says why", rank);
+        most = all[rank].own_bytes > most ? all[rank].own_bytes : most;
+    }
     return ot_backend_result(a->device->ops, a->device->ops->reserve(a->device, most));
 }
 
@@ -386,9 +397,11 @@ static ot_status attach(ot_attachment *a)
     OT_TRY(open_communicator(a));
     OT_TRY(wait_for_all(a));
     OT_TRY(start_watcher(a));
-    OT_TRY(test_ways(a));
+    ot_status status = test_ways(a);
+    if (status == OT_OK)
+        status = ot_backend_result(a->device->ops, a->ops->measure(a->communicator));
     atomic_store_explicit(&a->timeout_ns, timeout, memory_order_relaxed);
-    return level_own_bytes(a);
+    return agree(a, status);
 }
 
 ot_status ot_group_attach(ot_group *group, ot_device *device)

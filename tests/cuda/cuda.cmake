@@ -78,6 +78,14 @@ ot_cuda_test(engine)
 ot_cuda_test(matmul)
 target_link_libraries(test_cuda_matmul PRIVATE kernels_harness)
 
+# Several ranks: threads of one process with a card each.
+if(OT_NCCL_INCLUDE)
+  foreach(test collective ranks)
+    ot_cuda_test(${test})
+    target_sources(test_cuda_${test} PRIVATE support/ranks.c)
+  endforeach()
+endif()
+
 # The invariants of the whole engine, on the emulated device. Minutes of emulated kernels, and with a sanitizer an hour: a
 # thread for each stream is for -DOT_CUDA_MODES="executor;threads".
 set(OT_CUDA_MODES executor CACHE STRING "How the emulated device runs the engine's tests")

@@ -101,8 +101,7 @@ void fake_enqueue(cudaStream_t stream, fake_run *run, int is_kernel_or_copy, con
 void fake_enqueue_polled(cudaStream_t stream, fake_ready *ready, fake_run *run, const void *args,
                          size_t bytes);
 void fake_wait_stream(cudaStream_t stream);
-void fake_wait_point(cudaStream_t stream, uint32_t enqueued); /* until so many of its operations have run */
-void fake_wait_card(void);                                    /* for the streams of the calling thread's */
-void fake_restart(void); /* after a change of the options; there are no streams */
+void fake_wait_card(void); /* for the streams of the calling thread's */
+void fake_restart(void);   /* after a change of the options; there are no streams */
 
 #endif

@@ -313,14 +313,9 @@ void fake_enqueue_polled(cudaStream_t stream, fake_ready *ready, fake_run *run, 
     enqueue(stream, (fake_operation){.run = run, .ready = ready, .is_kernel_or_copy = 1}, args, bytes);
 }
 
-void fake_wait_point(cudaStream_t stream, uint32_t enqueued)
-{
-    wait_for(&stream->done, enqueued);
-}
-
 void fake_wait_stream(cudaStream_t stream)
 {
-    fake_wait_point(stream, stream->enqueued);
+    wait_for(&stream->done, stream->enqueued);
 }
 
 void fake_wait_card(void)
