@@ -78,12 +78,17 @@ ot_cuda_test(engine)
 ot_cuda_test(matmul)
 target_link_libraries(test_cuda_matmul PRIVATE kernels_harness)
 
-# Several ranks: threads of one process with a card each.
+# Several ranks: threads of one process with a card each, and processes under mpirun.
 if(OT_NCCL_INCLUDE)
   foreach(test collective ranks)
     ot_cuda_test(${test})
     target_sources(test_cuda_${test} PRIVATE support/ranks.c)
   endforeach()
+  ot_cuda_test(ranks_process fault)
+  target_sources(test_cuda_ranks_process PRIVATE support/process.c support/ranks.c)
+  add_dependencies(test_cuda_ranks_process offtrain_mpi)
+  set_tests_properties(cuda/ranks_process PROPERTIES ENVIRONMENT
+                       "OFFTRAIN_MPI_PLUGIN=$<TARGET_FILE:offtrain_mpi>;ASAN_OPTIONS=detect_leaks=0")
 endif()
 
 # The invariants of the whole engine, on the emulated device. Minutes of emulated kernels, and with a sanitizer an hour: a
