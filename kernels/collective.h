@@ -7,7 +7,8 @@
  *
  * `what` names the object in messages ("model.layers.3"); it lives until the operation has run. An operation that has
  * waited for longer than the group's timeout, or for a rank of this machine that has died, fails with OT_ERR_DEVICE; the
- * text names this rank, the step, the operation and the ranks that did not come. After a failure a group is good for ot_group_abort alone.
+ * text names this rank, the step, the operation and, unless it was a device's own, the ranks that did not come. After a failure
+ * a group is good for ot_group_abort alone.
  *
  * NULL is a group of one, for which every operation is nothing. */
 #ifndef OT_KERNELS_COLLECTIVE_H
@@ -54,9 +55,9 @@ void ot_group_set_step(ot_group *group, uint64_t step);
 
 /* ---- Devices ---- */
 
-/* Joins the ranks' devices, one each, so that operations on their streams go from device to device, and tests the ways between them;
- * in both directions. All ranks call it. For a device with host memory it is nothing: the transport serves it.
- * OT_ERR_USAGE where two ranks have one card; OT_ERR_DEVICE where the library that joins devices is missing, fails, or brings
+/* Joins the ranks' devices, one each, so that operations on their streams go from device to device, and tests the ways between them
+ * with a pattern. All ranks call it. A device with host memory is only compared with the others: the transport serves it.
+ * OT_ERR_USAGE where two ranks have one card or unlike devices; OT_ERR_DEVICE where the library that joins devices is missing, fails, or brings
  * damaged bytes. */
 ot_status ot_group_attach(ot_group *group, ot_device *device) OT_MUST_CHECK;
 

@@ -236,26 +236,37 @@ void ot_attachment_wake(ot_attachment *a)
 /* ---- joining ---- */
 
 typedef struct place {
-    char address[32];
+    char kind[16], address[32];
 } place;
 
-/* A library that joins devices would only say that it cannot. */
-static ot_status compare_places(ot_group *group, ot_device *device)
+static ot_status compare(const ot_group *group, const place all[], int other, int rank)
 {
-    place all[OT_RANKS_MAX] = {{""}};
+    if (strcmp(all[rank].kind, all[other].kind) != 0)
+        return ot_fail(OT_ERR_USAGE,
+                       "rank %d computes on device %s, and rank %d on %s: give one --device for all", other,
+                       all[other].kind, rank, all[rank].kind);
+    if (all[rank].address[0] != '\0' && strcmp(all[rank].address, all[other].address) == 0 &&
+        group->identities[rank].home == group->identities[other].home)
+        return ot_fail(
+            OT_ERR_USAGE,
+            "ranks %d and %d have one GPU, at %s, and each needs its own: use fewer --ranks, or make "
+            "more GPUs visible (CUDA_VISIBLE_DEVICES)",
+            other, rank, all[rank].address);
+    return OT_OK;
+}
+
+/* A library that joins devices would only say that it cannot. */
+static ot_status compare_places(ot_group *group, const ot_device *device)
+{
+    place all[OT_RANKS_MAX] = {{"", ""}};
     ot_device_info info;
     ot_device_query(device, &info);
+    memcpy(all[group->rank].kind, info.kind, sizeof info.kind);
     memcpy(all[group->rank].address, info.address, sizeof info.address);
     OT_TRY(ot_group_gather_now(group, "the devices' addresses", all, sizeof *all));
     for (int rank = 1; rank < group->size; rank++)
         for (int other = 0; other < rank; other++)
-            if (group->identities[rank].home == group->identities[other].home &&
-                strcmp(all[rank].address, all[other].address) == 0)
-                return ot_fail(
-                    OT_ERR_USAGE,
-                    "ranks %d and %d have one GPU, at %s, and each needs its own: use fewer --ranks, or make "
-                    "more GPUs visible (CUDA_VISIBLE_DEVICES)",
-                    other, rank, info.address);
+            OT_TRY(compare(group, all, other, rank));
     return OT_OK;
 }
 
@@ -406,10 +417,12 @@ static ot_status attach(ot_attachment *a)
 
 ot_status ot_group_attach(ot_group *group, ot_device *device)
 {
-    if (group == NULL || device->ops->communicator == NULL)
+    if (group == NULL)
         return OT_OK;
     OT_ASSERT(group->attachment == NULL);
     OT_TRY(compare_places(group, device));
+    if (device->ops->communicator == NULL)
+        return OT_OK;
     ot_attachment *a = calloc(1, sizeof *a);
     if (a == NULL)
         return ot_fail(OT_ERR_INTERNAL, "out of memory for a group of ranks");

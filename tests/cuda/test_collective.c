@@ -466,6 +466,28 @@ static void every_rank_needs_a_card(void **state)
         expect_error(&f, rank, OT_ERR_USAGE, "ranks 0 and 1 have one GPU, at 0000:01:00.0");
 }
 
+static void join_unlike(ot_group *group, void *context)
+{
+    failing *f = context;
+    int rank = ot_group_rank(group);
+    const ot_device_options options = {
+        .kind = rank == 1 ? "cpu" : "cuda", .ranks = 2, .memory_bytes = CAP, .threads = 1};
+    ot_device *device;
+    must(ot_device_open(&options, &device) == OT_OK);
+    keep(f, rank, ot_group_attach(group, device));
+    ot_device_close(device);
+}
+
+static void ranks_have_one_kind_of_device(void **state)
+{
+    (void)state;
+    failing f = {0};
+    configure((fakecuda_options){.seed = 1, .threads = FIRST_MODE});
+    ranks_run(2, 60, join_unlike, &f);
+    for (int rank = 0; rank < 2; rank++)
+        expect_error(&f, rank, OT_ERR_USAGE, "rank 0 computes on device cuda, and rank 1 on cpu");
+}
+
 /* What a communicator takes is counted before it is there. */
 static void measure(ot_group *group, void *context)
 {
@@ -560,6 +582,7 @@ int main(void)
         cmocka_unit_test(a_damaged_way_is_named),
         cmocka_unit_test(what_rank_0_cannot_name_nobody_opens),
         cmocka_unit_test(every_rank_needs_a_card),
+        cmocka_unit_test(ranks_have_one_kind_of_device),
         cmocka_unit_test(a_communicator_is_counted),
         cmocka_unit_test(collectives_that_differ_end_the_process),
     };
