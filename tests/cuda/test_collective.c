@@ -488,31 +488,55 @@ static void ranks_have_one_kind_of_device(void **state)
         expect_error(&f, rank, OT_ERR_USAGE, "rank 0 computes on device cuda, and rank 1 on cpu");
 }
 
-/* What a communicator takes is counted before it is there. */
+typedef struct measured {
+    uint64_t cap, before[RANKS], after[RANKS];
+    failing failing;
+} measured;
+
 static void measure(ot_group *group, void *context)
 {
-    failing *f = context;
-    ot_device_info before, after;
-    rig g;
-    open_card(&g, group);
-    ot_device_query(g.device, &before);
-    must(ot_group_attach(group, g.device) == OT_OK);
-    ot_device_query(g.device, &after);
-    must(after.own_bytes == before.own_bytes && before.own_bytes % (64 * MIB) == 0);
-    must(ot_device_peak_bytes(g.device) <= before.own_bytes + 2 * MIB); /* the pattern */
-    must(fakecuda_card_bytes(g.rank) <= before.own_bytes);
-    f->seconds[g.rank] = (double)before.own_bytes;
+    measured *m = context;
+    int rank = ot_group_rank(group);
+    const ot_device_options options = {
+        .kind = "cuda", .ordinal = rank, .ranks = ot_group_size(group), .memory_bytes = m->cap};
+    ot_device *device;
+    ot_device_info info;
+    must(ot_device_open(&options, &device) == OT_OK);
+    ot_device_query(device, &info);
+    m->before[rank] = info.own_bytes;
+    keep(&m->failing, rank, ot_group_attach(group, device));
+    ot_device_query(device, &info);
+    m->after[rank] = info.own_bytes;
+    must(fakecuda_card_bytes(rank) <= info.own_bytes);
     ot_group_detach(group);
-    ot_device_close(g.device);
+    ot_device_close(device);
 }
 
+/* Of a context of 88 MiB and, beside it, what is set aside for a communicator. */
 static void a_communicator_is_counted(void **state)
 {
     (void)state;
-    failing f = {0};
+    measured m = {.cap = CAP};
     configure((fakecuda_options){.seed = 3, .threads = FIRST_MODE});
-    ranks_run(2, 60, measure, &f);
-    assert_true(f.seconds[0] >= 256.0 * (double)MIB && f.seconds[0] < (double)CAP);
+    ranks_run(2, 60, measure, &m);
+    for (int rank = 0; rank < 2; rank++) {
+        assert_int_equal(m.before[rank], 384 * MIB);
+        assert_int_equal(m.after[rank], 384 * MIB);
+    }
+    /* One that takes more is as much for all: 400 MiB beside the context. */
+    m.cap = 2 * CAP;
+    configure((fakecuda_options){.seed = 3, .threads = FIRST_MODE, .nccl_bytes = 200 * MIB});
+    ranks_run(2, 60, measure, &m);
+    for (int rank = 0; rank < 2; rank++) {
+        assert_int_equal(m.failing.status[rank], OT_OK);
+        assert_in_range(m.after[rank], (88 + 400) * MIB, (88 + 400 + 64) * MIB);
+        assert_int_equal(m.after[rank], m.after[0]);
+    }
+    m.cap = 400 * MIB;
+    configure((fakecuda_options){.seed = 3, .threads = FIRST_MODE, .nccl_bytes = 200 * MIB});
+    ranks_run(2, 60, measure, &m);
+    expect_error(&m.failing, 0, OT_ERR_DEVICE, "do not join: rank 1 says why");
+    expect_error(&m.failing, 1, OT_ERR_FIT, "the CUDA context with NCCL alone takes");
 }
 
 /* ---- collectives that differ ---- */

@@ -33,6 +33,7 @@ typedef struct fakecuda_options {
     uint64_t memory_bytes; /* of each card; 0: 4 GiB */
     uint64_t other_bytes;  /* of it taken by other processes */
     uint64_t pin_bytes;    /* host memory that may be pinned; 0: any */
+    uint64_t nccl_bytes;   /* that a communicator takes, times the rank and 1; 0: 24 MiB for each */
 } fakecuda_options;
 
 /* Forgets everything but open memory. Without it the environment decides: FAKECUDA_SEED, FAKECUDA_THREADS, FAKECUDA_DEVICES. */

@@ -56,7 +56,7 @@ struct ncclComm {
     char name[NAME_BYTES];
     shared *shared;
     char *areas; /* [size][AREA_BYTES] */
-    uint64_t enqueued;
+    uint64_t enqueued, own_bytes;
     pending pending;
     _Atomic int broken;
     _Atomic uint64_t ended; /* collectives that have run, well or not */
@@ -326,16 +326,19 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int size, ncclUniqueId id, 
     if (config->magic != 0xcafebeef || config->blocking != 0 || size > RANKS_MAX || rank < 0 || rank >= size)
         return ncclInvalidArgument;
     struct ncclComm *comm = calloc(1, sizeof *comm);
-    if (comm == NULL || !fake_take_bytes(COMMUNICATOR_BYTES)) {
+    uint64_t bytes =
+        fake.options.nccl_bytes > 0 ? fake.options.nccl_bytes * ((uint64_t)rank + 1) : COMMUNICATOR_BYTES;
+    if (comm == NULL || !fake_take_bytes(bytes)) {
         free(comm);
         return ncclUnhandledCudaError;
     }
+    comm->own_bytes = bytes;
     comm->rank = rank;
     comm->size = size;
     comm->card = fake_current_device();
     memcpy(comm->name, id.internal, NAME_BYTES);
     if (!map(comm)) {
-        fake_give_bytes(COMMUNICATOR_BYTES);
+        fake_give_bytes(bytes);
         free(comm);
         return ncclSystemError;
     }
@@ -366,7 +369,7 @@ static void free_comm(struct ncclComm *comm)
     if (comm->shared->joined < comm->size)
         shm_unlink(comm->name); /* nobody else comes */
     munmap(comm->shared, mapping_bytes(comm->size));
-    fake_give_bytes_of(comm->card, COMMUNICATOR_BYTES);
+    fake_give_bytes_of(comm->card, comm->own_bytes);
     free(comm);
 }
 
