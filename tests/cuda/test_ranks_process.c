@@ -74,6 +74,7 @@ static int be_rank(double timeout_s, const char *directory)
     card c;
     ot_status status = OT_OK;
     use_emulator();
+    setenv("OFFTRAIN_MPI_PLUGIN", OT_MPI_PLUGIN, 1);
     open_card(&c, timeout_s);
     for (int round = 0; (directory != NULL || round < ROUNDS) && status == OT_OK; round++) {
         ot_group_set_step(c.group, (uint64_t)round);
