@@ -44,10 +44,8 @@ void ot_group_set_step(ot_group *group, uint64_t step)
 
 void ot_group_cancel(ot_group *group)
 {
-    if (group == NULL)
-        return;
-    atomic_store_explicit(&group->cancelled, 1, memory_order_relaxed);
-    ot_attachment_wake(group->attachment);
+    if (group != NULL)
+        atomic_store_explicit(&group->cancelled, 1, memory_order_relaxed);
 }
 
 /* ---- one exchange ---- */

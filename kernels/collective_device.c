@@ -224,15 +224,6 @@ void ot_attachment_scatter(ot_attachment *a, ot_stream *stream, const char *what
         end(a, stream, call, a->ops->scatter(a->communicator, stream, base, shard));
 }
 
-void ot_attachment_wake(ot_attachment *a)
-{
-    if (a == NULL)
-        return;
-    pthread_mutex_lock(&a->lock);
-    pthread_cond_broadcast(&a->changed);
-    pthread_mutex_unlock(&a->lock);
-}
-
 /* ---- joining ---- */
 
 typedef struct place {

@@ -79,7 +79,4 @@ void ot_attachment_gather(ot_attachment *a, ot_stream *stream, const char *what,
                           size_t shard_bytes);
 void ot_attachment_scatter(ot_attachment *a, ot_stream *stream, const char *what, float *base, size_t shard);
 
-/* The group has been cancelled. Any thread. */
-void ot_attachment_wake(ot_attachment *a);
-
 #endif

@@ -239,10 +239,10 @@ static ot_status cuda_open(const ot_device_options *options, ot_device **out)
 /* The only symbol that the plugin exports. */
 __attribute__((visibility("default"))) ot_backend_entry ot_backend;
 
-ot_error (*ot_program_error)(void);
+ot_error (*_Atomic ot_program_error)(void); /* devices may be opened on several threads */
 
 const ot_device_ops *ot_backend(uint32_t version, ot_error (*program_error)(void))
 {
-    ot_program_error = program_error;
+    atomic_store_explicit(&ot_program_error, program_error, memory_order_relaxed);
     return version == OT_BACKEND_VERSION ? &cuda_ops : NULL;
 }

@@ -99,7 +99,7 @@ static inline cudaStream_t ot_cuda_handle(const ot_stream *stream)
 }
 
 /* The program's text of a failure, which is not the plugin's (backend.h). */
-extern ot_error (*ot_program_error)(void);
+extern ot_error (*_Atomic ot_program_error)(void);
 
 /* Makes the device the calling thread's; every function that calls the driver begins with it. */
 void ot_cuda_enter(const cuda_device *device);
