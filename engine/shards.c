@@ -74,15 +74,16 @@ static ot_status send_to_first(const ot_trainer *t, const ot_chunk_values *value
 
 ot_status ot_trainer_hand_over(ot_trainer *t, const ot_chunk_values *values, const ot_chunk *chunk)
 {
-    const uint32_t *layer_chunks = &t->plan->layer_chunks[chunk->layer];
+    const uint32_t first = t->plan->layer_chunks[chunk->layer],
+                   end = ot_plan_own_end(t->plan, (size_t)chunk->layer);
     if (t->training.rank > 0)
         return send_to_first(t, values);
     if (values->count > 0)
         OT_TRY(t->sink->take(t->sink->context, values));
-    if (chunk != &t->plan->chunks[layer_chunks[1] - 1])
+    if (chunk != &t->plan->chunks[end - 1])
         return OT_OK;
     for (int rank = 1; rank < t->training.ranks; rank++)
-        for (uint32_t c = layer_chunks[0]; c < layer_chunks[1]; c++)
+        for (uint32_t c = first; c < end; c++)
             OT_TRY(take_from(t, rank, values, &t->plan->chunks[c]));
     return OT_OK;
 }
@@ -120,16 +121,16 @@ ot_status ot_trainer_sum_tokens(const ot_trainer *t, uint64_t *trained_tokens)
 
 /* ---- plans ---- */
 
-/* Of everything that must be alike. */
+/* Of everything that must be alike: what is where, and the collective operations. */
 static uint64_t hash_plan(const ot_plan *plan)
 {
     uint64_t hash = XXH3_64bits(plan->arena_bytes, sizeof plan->arena_bytes) + plan->chunk_count;
     for (int kind = 0; kind < OT_LISTS; kind++)
         for (size_t i = 0; i < plan->lists[kind].count; i++) {
             const ot_operation *op = &plan->lists[kind].operations[i];
-            const uint64_t facts[] = {hash, (uint64_t)op->kind, (uint64_t)op->layer, (uint64_t)op->chunk,
-                                      op->bytes};
-            hash = XXH3_64bits(facts, sizeof facts);
+            const uint64_t facts[] = {hash, (uint64_t)op->kind, (uint64_t)op->layer, op->bytes};
+            if (op->lane == OT_LANE_COLLECTIVE)
+                hash = XXH3_64bits(facts, sizeof facts);
         }
     return hash;
 }

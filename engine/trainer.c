@@ -89,16 +89,26 @@ static void run_backward(const ot_trainer *t, const ot_operation *op, ot_stream 
                           ot_trainer_at(t, op->places[8]), ot_trainer_at(t, op->places[5]));
 }
 
+/* Where the own slice of a layer's reduced gradient goes. */
+static void *reduced_slice(const ot_trainer *t, const ot_operation *op)
+{
+    uint64_t first = (uint64_t)t->training.rank * ot_training_shard(&t->training, (size_t)op->layer);
+    char *base = ot_trainer_at(t, op->places[1]);
+    if (op->places[1] == op->places[0])
+        return base + op->offset;
+    return t->plan->whole[OT_PLANE_GRAD] ? base + first * ot_dtype_bytes(t->training.grad_dtype) : base;
+}
+
 /* Of the whole gradient, or of this rank's slice of it. */
 static void run_reduce(const ot_trainer *t, const ot_operation *op, ot_stream *stream)
 {
-    char *own = (char *)ot_trainer_at(t, op->places[0]) + op->offset;
+    const char *own = (const char *)ot_trainer_at(t, op->places[0]) + op->offset;
     const ot_cast_sum_squares args = {
         .dst_dtype = t->training.grad_dtype,
         .n = ot_training_shard(&t->training, (size_t)op->layer),
         .src = (const float *)(const void *)own,
         .scale = 1,
-        .dst = op->places[1] == op->places[0] ? own : ot_trainer_at(t, op->places[1]),
+        .dst = reduced_slice(t, op),
         .partials = ot_trainer_at(t, op->places[2]),
     };
     t->compute.kernels->cast_sum_squares(stream, &args);
@@ -107,8 +117,10 @@ static void run_reduce(const ot_trainer *t, const ot_operation *op, ot_stream *s
 static void run_gather(const ot_trainer *t, const ot_operation *op, ot_stream *stream)
 {
     size_t shard = ot_training_shard(&t->training, (size_t)op->layer);
+    int grads = t->plan->places[op->places[0]].plane == OT_PLANE_GRAD;
+    ot_dtype dtype = grads ? t->training.grad_dtype : t->training.dtype;
     ot_group_gather(t->training.group, stream, t->training.model->layers[op->layer].name,
-                    ot_trainer_at(t, op->places[0]), shard * ot_dtype_bytes(t->training.dtype));
+                    ot_trainer_at(t, op->places[0]), shard * ot_dtype_bytes(dtype));
 }
 
 static void run_scatter(const ot_trainer *t, const ot_operation *op, ot_stream *stream)
@@ -274,11 +286,6 @@ static ot_status open_ranks(ot_trainer *t)
         return OT_OK;
     OT_ASSERT(ot_group_size(training->group) == training->ranks &&
               ot_group_rank(training->group) == training->rank);
-    if (ot_training_is_factored(training))
-        return ot_fail(OT_ERR_USAGE,
-                       "--optim adafactor: its sums go over whole tensors, of which %d ranks have a "
-                       "part each; use --ranks 1 or another optimizer",
-                       training->ranks);
     t->sums = calloc(1 + training->model->layer_count, sizeof *t->sums);
     return t->sums != NULL ? OT_OK : ot_fail(OT_ERR_INTERNAL, "out of memory for a trainer");
 }

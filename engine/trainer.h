@@ -46,6 +46,7 @@ typedef struct ot_training {
     int threads; /* 0: from affinity and quota */
     int ranks,
         rank; /* of a group whose ranks all train with this, B and M being one rank's; 0 or 1 ranks: alone */
+    int zero; /* what each rank has a part of alone (plan.h): 1, 2, 3; 0: 3, and 1 with Adafactor, which needs whole gradients */
     ot_group *group;          /* outlives the trainer; NULL: alone, or only planned */
     ot_device *sizing_device; /* asked for its kernels' workspaces; NULL: they are estimated */
     uint64_t jitter_seed;

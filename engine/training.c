@@ -62,6 +62,11 @@ int ot_training_is_factored(const ot_training *training)
     return training->optimizer == OT_OPTIMIZER_ADAFACTOR && !training->inference;
 }
 
+int ot_training_zero(const ot_training *training)
+{
+    return training->zero != 0 ? training->zero : ot_training_is_factored(training) ? 1 : 3;
+}
+
 int ot_training_drops_remainder(const ot_training *training)
 {
     return training->inference && training->dtype == OT_BF16;
@@ -184,6 +189,7 @@ static void make_request(const ot_training *training, ot_plan_layer layers[], ot
         .grad_dtype = training->grad_dtype,
         .ranks = training->ranks,
         .rank = training->rank,
+        .zero = ot_training_zero(training),
         .weights = training->weights,
         .states = training->states,
         .grads = training->grads,

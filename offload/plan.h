@@ -31,7 +31,10 @@
  *
  * With several ranks each layer's flat vector is cut into as many shards. Homes, chunks and what crosses to and from the
  * host are of this rank's; on the device a layer is whole: its own slice is sent there, then all ranks' are gathered, and
- * its gradient's slices are summed over all ranks before the own one is reduced.
+ * its gradient's slices are summed over all ranks before the own one is reduced. That is ZeRO-3. With ZeRO-2 the homes of
+ * weights are whole, with ZeRO-1 those of gradients, too: chunks of the other ranks' shards, called copies, have homes for
+ * these planes alone. A gathering fills them, once in a step and before anything reads them in it, so that nothing counts on
+ * what an earlier list left there; of weights that a step fetches again all chunks then come from home, and none is gathered.
  *
  * For inference only the weights exist, nothing is kept for a backward, and LOAD, EVAL, LOGITS and SAVE are the lists
  * that are not empty. */
@@ -139,6 +142,7 @@ typedef struct ot_plan_request {
     /* The group, of which everything else holds for one rank. All ranks with the same request have the same plan but for
      * where their shards begin, and so their collective operations in the same order. */
     int ranks, rank; /* 0 or 1 ranks: alone */
+    int zero;        /* what each rank stores its own shard of alone: 3 (or 0): all planes; 2: all but weights; 1: states */
 
     /* Choices; 0 or automatic: the plan's. */
     ot_placement weights;   /* device: kept there as well as at home; host or nvme: the home */
@@ -174,6 +178,7 @@ typedef struct ot_place {
  * chunks of a layer may begin or end beyond its elements: what is there is zero and stays so. */
 typedef struct ot_chunk {
     int32_t layer;
+    int copy; /* 1: of another rank's shard */
     uint64_t first, count;
     /* Place of each plane; -1: the plane does not exist, or lives in slots only. */
     int32_t home[OT_PLANE_GRAD + 1];
@@ -200,9 +205,11 @@ typedef enum ot_operation_kind {
     OT_OP_LOAD,    /* cpu: chunk: fills weight [0], master [1], moment1 [2], moment2 [3] from a model, a
                      checkpoint or a seed */
     OT_OP_SAVE,    /* cpu: chunk: hands the same places over, to be written to a checkpoint or hashed */
-    OT_OP_GATHER, /* collective: of a layer's weights [0] all ranks' slices, each of which has its own; bytes: that come */
+    OT_OP_GATHER, /* collective: of a layer's weights, or of its reduced gradient, [0] all ranks' slices, each of which has its
+                   * own; bytes: that come */
     OT_OP_SCATTER, /* collective, in place of the reduction: the layer's FP32 gradient [0] is summed over all ranks,
-                    * the own slice, from byte `offset` on, reduced → [1] (which may be [0], in place), sums [2] */
+                    * the own slice, from byte `offset` on, reduced → [1] (which may be [0], in place; where the
+                    * plane is whole, in the same slice of it), sums [2] */
     OT_OP_KINDS,
 } ot_operation_kind;
 
@@ -263,9 +270,11 @@ typedef struct ot_plan {
 
     ot_place *places;
     size_t place_count;
-    ot_chunk *chunks; /* layer after layer, in order of `first` */
+    ot_chunk *chunks; /* layer after layer; the own in order of `first`, then the copies of each rank after this one, in turn */
     size_t chunk_count;
     uint32_t *layer_chunks; /* [layer_count+1]: layer l has chunks layer_chunks[l] … layer_chunks[l+1]-1 */
+    int shards;             /* of how many ranks each layer has chunks, all cut alike: all, or its own alone */
+    int whole[OT_PLANE_GRAD + 1]; /* 1: of this plane copies are stored */
     int32_t *resident;      /* [layer_count]: device place of the layer's weights for good, or -1: streamed */
     size_t nvme_chunk_count; /* chunks of the store */
     int32_t *partials; /* [layer_count]: host place of the sums of squares of the layer's gradient, or -1 */
@@ -285,6 +294,17 @@ ot_status ot_plan_outline(const ot_plan_request *request, ot_plan **out) OT_MUST
 ot_status ot_plan_fits(const ot_plan_request *request) OT_MUST_CHECK;
 
 void ot_plan_free(ot_plan *plan); /* NULL is allowed */
+
+/* The end of a layer's own chunks, which begin at layer_chunks[layer]. */
+static inline uint32_t ot_plan_own_end(const ot_plan *plan, size_t layer)
+{
+    uint32_t first = plan->layer_chunks[layer];
+    return first + (plan->layer_chunks[layer + 1] - first) / (uint32_t)plan->shards;
+}
+
+/* Bytes of model states that the homes of one rank hold, by ZeRO stage 1 … 3, if all layers are streamed: with a parameter's
+ * 2 bytes of weight, 2 of gradient and 12 of states 2 + 2 + 12/N, 2 + 14/N, 16/N. */
+uint64_t ot_plan_state_bytes(const ot_plan_request *request, int zero);
 
 /* Bytes that `count` elements of a plane take in the formats of the request; 0: the plane does not exist.
  * Scales of 8-bit moments follow the values, at ot_moment_scales. `count` starts at a multiple of

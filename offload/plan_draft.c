@@ -79,9 +79,13 @@ static ot_status check_ranks(const ot_plan_request *request)
     if (request->ranks < 0 || request->rank < 0 || request->rank >= ranks)
         return ot_fail(OT_ERR_USAGE, "rank %d of %d: expected 0 to %d", request->rank, request->ranks,
                        ranks - 1);
-    if (ranks > 1 && request->measured)
+    if (request->zero < 0 || request->zero > 3)
+        return ot_fail(OT_ERR_USAGE, "ZeRO stage %d: expected 1, 2 or 3", request->zero);
+    if (ranks > 1 && request->measured && request->zero != 1)
         return ot_fail(OT_ERR_USAGE,
-                       "passes over a layer's whole gradient, of which %d ranks have a part each", ranks);
+                       "passes over a layer's whole gradient, of which %d ranks store a part each; with "
+                       "ZeRO-1 each stores all",
+                       ranks);
     return OT_OK;
 }
 
@@ -144,12 +148,29 @@ static uint64_t chunk_params(const ot_plan_request *request)
     return blocks * OT_SUM_BLOCK < CHUNK_PARAMS_MAX ? blocks * OT_SUM_BLOCK : CHUNK_PARAMS_MAX;
 }
 
+/* Of how many ranks each layer has chunks. */
+static int count_shards(const ot_plan_request *request)
+{
+    return ot_is_whole(request, OT_PLANE_WEIGHT) || ot_is_whole(request, OT_PLANE_GRAD) ? request->ranks : 1;
+}
+
 static uint64_t count_chunks(const ot_plan_request *request, uint64_t size)
 {
     uint64_t count = 0;
     for (size_t l = 0; l < request->layer_count; l++)
         count += (ot_layer_shard(request, l) - 1) / size + 1;
-    return count;
+    return count * (uint64_t)count_shards(request);
+}
+
+static void cut_shard(ot_draft *draft, size_t layer, int rank)
+{
+    ot_plan *plan = draft->plan;
+    uint64_t shard = ot_layer_shard(draft->request, layer), size = plan->chunk_params;
+    for (uint64_t first = 0; first < shard; first += size)
+        plan->chunks[plan->chunk_count++] = (ot_chunk){.layer = (int32_t)layer,
+                                                       .copy = rank != draft->request->rank,
+                                                       .first = (uint64_t)rank * shard + first,
+                                                       .count = shard - first < size ? shard - first : size};
 }
 
 static ot_status cut_chunks(ot_draft *draft)
@@ -157,19 +178,17 @@ static ot_status cut_chunks(ot_draft *draft)
     const ot_plan_request *request = draft->request;
     ot_plan *plan = draft->plan;
     uint64_t size = plan->chunk_params = chunk_params(request), count = count_chunks(request, size);
+    plan->shards = count_shards(request);
+    for (int p = 0; p <= OT_PLANE_GRAD; p++)
+        plan->whole[p] = ot_is_whole(request, (ot_plane)p);
     plan->chunks = calloc(count, sizeof *plan->chunks);
     draft->deferred = calloc(count, 1);
     if (plan->chunks == NULL || draft->deferred == NULL)
         return ot_fail(OT_ERR_INTERNAL, "no memory for a plan of %llu chunks", (unsigned long long)count);
     for (size_t l = 0; l < request->layer_count; l++) {
         plan->layer_chunks[l] = (uint32_t)plan->chunk_count;
-        uint64_t shard = ot_layer_shard(request, l), begin = (uint64_t)request->rank * shard;
-        for (uint64_t first = 0; first < shard; first += size) {
-            uint64_t left = shard - first;
-            ot_chunk chunk = {
-                .layer = (int32_t)l, .first = begin + first, .count = left < size ? left : size};
-            plan->chunks[plan->chunk_count++] = chunk;
-        }
+        for (int k = 0; k < plan->shards; k++)
+            cut_shard(draft, l, k == 0 ? request->rank : (request->rank + k) % request->ranks);
     }
     plan->layer_chunks[request->layer_count] = (uint32_t)plan->chunk_count;
     return OT_OK;

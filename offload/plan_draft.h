@@ -134,6 +134,36 @@ static inline uint64_t ot_layer_whole(const ot_plan_request *request, size_t lay
     return ot_layer_shard(request, layer) * ranks;
 }
 
+/* Of the chunks, those of this rank's shards. */
+static inline size_t ot_draft_own_chunks(const ot_draft *draft)
+{
+    return draft->plan->chunk_count / (size_t)draft->plan->shards;
+}
+
+/* Of the chunks, those that have the plane. */
+static inline size_t ot_draft_chunks_of(const ot_draft *draft, ot_plane plane)
+{
+    return draft->plan->whole[plane] ? draft->plan->chunk_count : ot_draft_own_chunks(draft);
+}
+
+/* Of a layer's chunks, those that have weights at home where it is streamed. */
+static inline size_t ot_draft_layer_weights(const ot_draft *draft, size_t layer)
+{
+    const ot_plan *plan = draft->plan;
+    uint32_t end = plan->whole[OT_PLANE_WEIGHT] ? plan->layer_chunks[layer + 1] : ot_plan_own_end(plan, layer);
+    return end - plan->layer_chunks[layer];
+}
+
+/* Whether a request's homes of a plane are whole. */
+static inline int ot_is_whole(const ot_plan_request *request, ot_plane plane)
+{
+    if (request->ranks <= 1 || request->inference)
+        return 0;
+    if (plane == OT_PLANE_GRAD)
+        return request->zero == 1 && !request->update_in_backward;
+    return plane == OT_PLANE_WEIGHT && (request->zero == 1 || request->zero == 2);
+}
+
 /* The stage of a visit. */
 static inline size_t ot_visit_stage(const ot_draft *draft, size_t visit)
 {

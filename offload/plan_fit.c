@@ -83,16 +83,17 @@ static void list_host_knobs(ot_draft *draft, host_knob knobs[HOST_KNOBS])
 {
     const ot_plan_request *request = draft->request;
     ot_choice *choice = &draft->choice;
-    size_t chunks = draft->plan->chunk_count, streamed = 0;
-    for (size_t c = 0; c < chunks; c++)
-        streamed += draft->plan->resident[draft->plan->chunks[c].layer] < 0;
+    size_t streamed = 0, weights = ot_draft_chunks_of(draft, OT_PLANE_WEIGHT),
+           grads = ot_draft_chunks_of(draft, OT_PLANE_GRAD), own = ot_draft_own_chunks(draft);
+    for (size_t l = 0; l < request->layer_count; l++)
+        streamed += draft->plan->resident[l] < 0 ? ot_draft_layer_weights(draft, l) : 0;
     size_t acts = (draft->S - 2 - choice->device_boundaries) * draft->M;
     int weights_free = ot_is_automatic(request->weights) || request->weights.tier == OT_TIER_DEVICE;
     knobs[0] = (host_knob){&choice->host_acts, acts, request->acts, ot_is_automatic(request->acts)};
-    knobs[1] = (host_knob){&choice->host_grads, chunks, request->grads, ot_is_automatic(request->grads)};
+    knobs[1] = (host_knob){&choice->host_grads, grads, request->grads, ot_is_automatic(request->grads)};
     knobs[2] =
-        (host_knob){&choice->host_weights, weights_free ? streamed : chunks, request->weights, weights_free};
-    knobs[3] = (host_knob){&choice->host_states, chunks, request->states, ot_is_automatic(request->states)};
+        (host_knob){&choice->host_weights, weights_free ? streamed : weights, request->weights, weights_free};
+    knobs[3] = (host_knob){&choice->host_states, own, request->states, ot_is_automatic(request->states)};
     if (!knobs[0].free && request->acts.tier == OT_TIER_DEVICE)
         knobs[0].placement = (ot_placement){.tier = OT_TIER_HOST, .share = 1};
 }

@@ -75,8 +75,8 @@ static void send_weights(emitter *e, int32_t chunk, int32_t source, int32_t targ
          chunk_bytes(e, chunk, OT_PLANE_WEIGHT));
 }
 
-/* Once each rank has sent its own slice of a layer. */
-static void gather(emitter *e, int32_t layer, int32_t place)
+/* Once each rank has its own slice of a layer's plane on the device. */
+static void gather(emitter *e, int32_t layer, ot_plane plane, int32_t place)
 {
     uint64_t shard = ot_layer_shard(e->request, (size_t)layer);
     if (e->request->ranks <= 1)
@@ -84,19 +84,24 @@ static void gather(emitter *e, int32_t layer, int32_t place)
     ot_operation o = operation(OT_OP_GATHER);
     o.layer = layer;
     o.places[0] = place;
-    o.bytes = (uint64_t)(e->request->ranks - 1) * ot_plane_bytes(e->request, OT_PLANE_WEIGHT, shard);
+    o.bytes = (uint64_t)(e->request->ranks - 1) * ot_plane_bytes(e->request, plane, shard);
     ot_builder_add(e->builder, &o);
 }
 
-static int is_last_of_layer(const emitter *e, int32_t chunk)
+static uint32_t own_end(const emitter *e, int32_t layer)
 {
-    return (uint32_t)chunk + 1 == e->plan->layer_chunks[e->plan->chunks[chunk].layer + 1];
+    return ot_plan_own_end(e->plan, (size_t)layer);
+}
+
+static int is_last_own(const emitter *e, int32_t chunk)
+{
+    return (uint32_t)chunk + 1 == own_end(e, e->plan->chunks[chunk].layer);
 }
 
 /* Whether any chunk of a layer is updated in the step after, or any inside backward. */
 static int has_chunk(const emitter *e, int32_t layer, int deferred)
 {
-    for (uint32_t c = e->plan->layer_chunks[layer]; c < e->plan->layer_chunks[layer + 1]; c++)
+    for (uint32_t c = e->plan->layer_chunks[layer]; c < own_end(e, layer); c++)
         if (e->draft->deferred[c] == deferred)
             return 1;
     return 0;
@@ -119,6 +124,19 @@ static int32_t bring_to_host(emitter *e, int32_t chunk, ot_plane plane, int read
     if (read)
         move_chunk(e, OT_OP_READ, chunk, plane, home, slot);
     return slot;
+}
+
+/* Takes a chunk's plane from byte `offset` of a device place to its home, or to a slot where it has none. Returns the host
+ * place. */
+static int32_t take_home(emitter *e, int32_t chunk, ot_plane plane, int32_t source, uint64_t offset)
+{
+    int32_t home = e->plan->chunks[chunk].home[plane], host = home;
+    if (home == NONE || place_at(e, home)->tier == OT_TIER_NVME)
+        host = next_slot(&e->draft->rings[plane]);
+    move(e, chunk_operation(e, OT_OP_D2H, chunk), source, host, offset, chunk_bytes(e, chunk, plane));
+    if (home != NONE && home != host)
+        move_chunk(e, OT_OP_WRITE, chunk, plane, host, home);
+    return host;
 }
 
 static void write_back(emitter *e, int32_t chunk, const int32_t places[])
@@ -145,18 +163,24 @@ static uint64_t update_bytes(const emitter *e, int32_t chunk)
     return bytes;
 }
 
-/* Both passes over a layer's gradient, chunk by chunk. */
+static void measure(emitter *e, int32_t chunk, int pass)
+{
+    ot_operation o = chunk_operation(e, OT_OP_MEASURE, chunk);
+    o.pass = pass;
+    o.deferred = 1;
+    o.places[4] = bring_to_host(e, chunk, OT_PLANE_GRAD, 1);
+    o.bytes = chunk_bytes(e, chunk, OT_PLANE_GRAD);
+    ot_builder_add(e->builder, &o);
+}
+
+/* Both passes over a layer's gradient, in order of its elements whichever rank's they are. */
 static void measure_layer(emitter *e, int32_t layer)
 {
+    const uint32_t first = e->plan->layer_chunks[layer], own = own_end(e, layer) - first,
+                   all = own * (uint32_t)e->plan->shards, before = own * (uint32_t)e->request->rank;
     for (int pass = 0; pass < 2; pass++)
-        for (uint32_t c = e->plan->layer_chunks[layer]; c < e->plan->layer_chunks[layer + 1]; c++) {
-            ot_operation o = chunk_operation(e, OT_OP_MEASURE, (int32_t)c);
-            o.pass = pass;
-            o.deferred = 1;
-            o.places[4] = bring_to_host(e, (int32_t)c, OT_PLANE_GRAD, 1);
-            o.bytes = chunk_bytes(e, (int32_t)c, OT_PLANE_GRAD);
-            ot_builder_add(e->builder, &o);
-        }
+        for (uint32_t c = 0; c < all; c++)
+            measure(e, (int32_t)(first + (c + all - before) % all), pass);
 }
 
 /* Updates a chunk with the gradient in `grad`, or at home, and sends the new weights to `target`. */
@@ -177,8 +201,40 @@ static void update_chunk(emitter *e, int32_t chunk, int32_t grad, int32_t target
         send_weights(e, chunk, o.places[OT_PLANE_WEIGHT], target);
 }
 
-/* A share of what is to be done for a visit: micro-batch `m` of M of all chunks that are updated or fetched
- * for it. */
+/* Of a layer's chunks those that have to do with a visit: the own where they are updated or fetched for it; and in a step
+ * that fetches the layer its copies, which are kept the first time and sent from then on. */
+static uint32_t count_visiting(const emitter *e, size_t visit, int j, int32_t layer)
+{
+    const ot_draft *draft = e->draft;
+    int fetched = draft->fetched[visit][j], updated = e->updating && draft->first_visit[layer] == (int32_t)visit;
+    uint32_t end = !fetched && !updated ? e->plan->layer_chunks[layer]
+                   : fetched && e->saving && e->plan->whole[OT_PLANE_WEIGHT]
+                       ? e->plan->layer_chunks[layer + 1]
+                       : own_end(e, layer);
+    return end - e->plan->layer_chunks[layer];
+}
+
+/* The own chunks first, whose update or copy to the device the gathering follows, and then the copies. */
+static void prepare_chunk(emitter *e, size_t visit, int j, int32_t chunk)
+{
+    const ot_draft *draft = e->draft;
+    int32_t layer = e->plan->chunks[chunk].layer, target = draft->weights[visit][j];
+    int first = draft->first_visit[layer] == (int32_t)visit, fetched = draft->fetched[visit][j],
+        gathered = first || !e->saving || !e->plan->whole[OT_PLANE_WEIGHT];
+    if (e->plan->chunks[chunk].copy && first) {
+        take_home(e, chunk, OT_PLANE_WEIGHT, target,
+                  ot_plane_bytes(e->request, OT_PLANE_WEIGHT, e->plan->chunks[chunk].first));
+        return;
+    }
+    if (e->updating && first && draft->deferred[chunk])
+        update_chunk(e, chunk, NONE, target);
+    else if (fetched)
+        send_weights(e, chunk, bring_to_host(e, chunk, OT_PLANE_WEIGHT, 1), target);
+    if (is_last_own(e, chunk) && gathered && (fetched || has_chunk(e, layer, 1)))
+        gather(e, layer, OT_PLANE_WEIGHT, target);
+}
+
+/* A share of what is to be done for a visit: micro-batch `m` of M of all chunks that have to do with it. */
 static void prepare(emitter *e, size_t visit, size_t m)
 {
     ot_draft *draft = e->draft;
@@ -187,21 +243,14 @@ static void prepare(emitter *e, size_t visit, size_t m)
     const ot_plan_stage *stage = &e->request->stages[ot_visit_stage(draft, visit)];
     size_t counts[OT_STAGE_LAYERS] = {0}, total = 0;
     for (int j = 0; j < OT_STAGE_LAYERS; j++) {
-        int l = stage->layers[j];
-        if (l >= 0 && (draft->fetched[visit][j] || (e->updating && draft->first_visit[l] == (int32_t)visit)))
-            counts[j] = e->plan->layer_chunks[l + 1] - e->plan->layer_chunks[l];
+        if (stage->layers[j] >= 0)
+            counts[j] = count_visiting(e, visit, j, stage->layers[j]);
         total += counts[j];
     }
     for (size_t i = total * m / draft->M; i < total * (m + 1) / draft->M; i++) {
         int j = i >= counts[0];
-        int32_t l = stage->layers[j];
-        int32_t chunk = (int32_t)(e->plan->layer_chunks[l] + i - (j > 0 ? counts[0] : 0));
-        if (e->updating && draft->first_visit[l] == (int32_t)visit && draft->deferred[chunk])
-            update_chunk(e, chunk, NONE, draft->weights[visit][j]);
-        else if (draft->fetched[visit][j])
-            send_weights(e, chunk, bring_to_host(e, chunk, OT_PLANE_WEIGHT, 1), draft->weights[visit][j]);
-        if (is_last_of_layer(e, chunk) && (draft->fetched[visit][j] || has_chunk(e, l, 1)))
-            gather(e, l, draft->weights[visit][j]);
+        size_t before = e->plan->layer_chunks[stage->layers[j]];
+        prepare_chunk(e, visit, j, (int32_t)(before + i - (j > 0 ? counts[0] : 0)));
     }
 }
 
@@ -360,20 +409,15 @@ static uint64_t own_first(const emitter *e, int32_t layer)
 /* Takes one reduced chunk to its home or straight into its update. */
 static void return_gradient(emitter *e, int32_t chunk)
 {
-    int32_t home = e->plan->chunks[chunk].home[OT_PLANE_GRAD], layer = e->plan->chunks[chunk].layer,
-            host = home;
-    if (home == NONE || place_at(e, home)->tier == OT_TIER_NVME)
-        host = next_slot(&e->draft->rings[OT_PLANE_GRAD]);
-    uint64_t in_place = e->draft->staging[layer] == e->draft->grad32[layer],
-             first = e->plan->chunks[chunk].first - (in_place ? 0 : own_first(e, layer));
-    move(e, chunk_operation(e, OT_OP_D2H, chunk), e->draft->staging[layer], host,
-         ot_plane_bytes(e->request, OT_PLANE_GRAD, first), chunk_bytes(e, chunk, OT_PLANE_GRAD));
-    if (home == NONE)
+    int32_t layer = e->plan->chunks[chunk].layer, staging = e->draft->staging[layer];
+    int slice = staging != e->draft->grad32[layer] && !e->plan->whole[OT_PLANE_GRAD];
+    uint64_t first = e->plan->chunks[chunk].first - (slice ? own_first(e, layer) : 0);
+    int32_t host =
+        take_home(e, chunk, OT_PLANE_GRAD, staging, ot_plane_bytes(e->request, OT_PLANE_GRAD, first));
+    if (e->plan->chunks[chunk].home[OT_PLANE_GRAD] == NONE)
         update_chunk(e, chunk, host, e->plan->resident[layer]);
-    else if (host != home)
-        move_chunk(e, OT_OP_WRITE, chunk, OT_PLANE_GRAD, host, home);
-    if (e->plan->resident[layer] != NONE && is_last_of_layer(e, chunk) && has_chunk(e, layer, 0))
-        gather(e, layer, e->plan->resident[layer]);
+    if (e->plan->resident[layer] != NONE && is_last_own(e, chunk) && has_chunk(e, layer, 0))
+        gather(e, layer, OT_PLANE_WEIGHT, e->plan->resident[layer]);
 }
 
 /* With the update inside backward the chunks of a layer are spread over the micro-batches of the next visit.
@@ -400,7 +444,11 @@ static void reduce(emitter *e, int32_t layer)
     ot_operation copy = operation(OT_OP_D2H);
     copy.layer = layer;
     move(e, copy, sums, e->plan->partials[layer], 0, place_at(e, e->plan->partials[layer])->bytes);
-    for (uint32_t c = e->plan->layer_chunks[layer]; c < e->plan->layer_chunks[layer + 1]; c++)
+    int whole = e->plan->whole[OT_PLANE_GRAD];
+    if (whole)
+        gather(e, layer, OT_PLANE_GRAD, e->draft->staging[layer]);
+    uint32_t end = whole ? e->plan->layer_chunks[layer + 1] : own_end(e, layer);
+    for (uint32_t c = e->plan->layer_chunks[layer]; c < end; c++)
         e->returned[e->returned_count++] = (int32_t)c;
     if (!e->request->update_in_backward)
         return_gradients(e, e->draft->M - 1);
@@ -440,10 +488,10 @@ static void drain(emitter *e)
 {
     for (size_t c = 0; c < e->plan->chunk_count; c++) {
         int32_t chunk = (int32_t)c, layer = e->plan->chunks[c].layer, resident = e->plan->resident[layer];
-        if (e->draft->deferred[c])
+        if (e->draft->deferred[c] && !e->plan->chunks[c].copy)
             update_chunk(e, chunk, NONE, resident);
-        if (resident != NONE && is_last_of_layer(e, chunk) && has_chunk(e, layer, 1))
-            gather(e, layer, resident);
+        if (resident != NONE && is_last_own(e, chunk) && has_chunk(e, layer, 1))
+            gather(e, layer, OT_PLANE_WEIGHT, resident);
     }
 }
 
@@ -452,6 +500,8 @@ static void load_or_save(emitter *e, ot_operation_kind kind)
     for (size_t c = 0; c < e->plan->chunk_count; c++) {
         int32_t chunk = (int32_t)c, resident = e->plan->resident[e->plan->chunks[c].layer];
         ot_operation o = chunk_operation(e, kind, chunk);
+        if (e->plan->chunks[c].copy)
+            continue;
         for (int p = 0; p < STATE_PLANES; p++) {
             o.places[p] = bring_to_host(e, chunk, (ot_plane)p, kind == OT_OP_SAVE);
             o.bytes += chunk_bytes(e, chunk, (ot_plane)p);
@@ -463,8 +513,8 @@ static void load_or_save(emitter *e, ot_operation_kind kind)
         if (resident == NONE)
             continue;
         send_weights(e, chunk, o.places[OT_PLANE_WEIGHT], resident);
-        if (is_last_of_layer(e, chunk))
-            gather(e, o.layer, resident);
+        if (is_last_own(e, chunk))
+            gather(e, o.layer, OT_PLANE_WEIGHT, resident);
     }
 }
 

@@ -117,35 +117,46 @@ static home_walk start_homes(ot_draft *draft)
     const ot_plan *plan = draft->plan;
     const ot_plan_request *request = draft->request;
     const ot_choice *choice = &draft->choice;
-    size_t n = plan->chunk_count, streamed = 0;
+    size_t streamed = 0, weights = ot_draft_chunks_of(draft, OT_PLANE_WEIGHT);
     int forced = !ot_is_automatic(request->weights) && request->weights.tier != OT_TIER_DEVICE;
     for (size_t l = 0; l < request->layer_count; l++)
-        streamed += plan->resident[l] == NONE ? plan->layer_chunks[l + 1] - plan->layer_chunks[l] : 0;
+        streamed += plan->resident[l] == NONE ? ot_draft_layer_weights(draft, l) : 0;
     home_walk walk = {.draft = draft,
                       .weights_forced = forced,
-                      .states = {choice->host_states, n, 0},
-                      .weights = {choice->host_weights, forced ? n : streamed, 0},
-                      .grads = {choice->host_grads, n, 0}};
+                      .states = {choice->host_states, ot_draft_own_chunks(draft), 0},
+                      .weights = {choice->host_weights, forced ? weights : streamed, 0},
+                      .grads = {choice->host_grads, ot_draft_chunks_of(draft, OT_PLANE_GRAD), 0}};
     for (int tier = 0; tier < OT_TIERS; tier++)
         walk.deferred[tier] = (spread_walk){(size_t)choice->deferred_16th, 16, 0};
     return walk;
+}
+
+/* Whether a chunk has the plane: copies, where it is whole, but no weights beside those that are on the device for good. */
+static int has_plane(const ot_draft *draft, const ot_chunk *chunk, int plane)
+{
+    if (!chunk->copy)
+        return 1;
+    return draft->plan->whole[plane] &&
+           (plane != OT_PLANE_WEIGHT || draft->plan->resident[chunk->layer] == NONE);
 }
 
 /* The tiers of the next chunk's planes, in their order; whether its gradient has none is in draft->deferred. */
 static void next_homes(home_walk *walk, size_t c, ot_tier tiers[OT_PLANE_GRAD + 1])
 {
     ot_draft *draft = walk->draft;
-    ot_tier states = next_chosen(&walk->states) ? OT_TIER_HOST : OT_TIER_NVME;
-    int on_host = states == OT_TIER_HOST;
+    const ot_chunk *chunk = &draft->plan->chunks[c];
+    int on_host = !chunk->copy && next_chosen(&walk->states), in_backward = draft->request->update_in_backward;
+    ot_tier states = on_host ? OT_TIER_HOST : OT_TIER_NVME;
     if (walk->weights_forced)
-        on_host = next_chosen(&walk->weights);
-    else if (draft->plan->resident[draft->plan->chunks[c].layer] == NONE)
+        on_host = has_plane(draft, chunk, OT_PLANE_WEIGHT) && next_chosen(&walk->weights);
+    else if (draft->plan->resident[chunk->layer] == NONE && has_plane(draft, chunk, OT_PLANE_WEIGHT))
         on_host |= next_chosen(&walk->weights);
     tiers[OT_PLANE_WEIGHT] = on_host ? OT_TIER_HOST : OT_TIER_NVME;
     tiers[OT_PLANE_MASTER] = tiers[OT_PLANE_MOMENT1] = tiers[OT_PLANE_MOMENT2] = states;
-    tiers[OT_PLANE_GRAD] = next_chosen(&walk->grads) ? OT_TIER_HOST : OT_TIER_NVME;
+    on_host = has_plane(draft, chunk, OT_PLANE_GRAD) && next_chosen(&walk->grads);
+    tiers[OT_PLANE_GRAD] = on_host ? OT_TIER_HOST : OT_TIER_NVME;
     draft->deferred[c] = !draft->request->inference &&
-                         (!draft->request->update_in_backward || next_chosen(&walk->deferred[states]));
+                         (!in_backward || (!chunk->copy && next_chosen(&walk->deferred[states])));
 }
 
 static ot_status place_homes(ot_draft *draft)
@@ -161,11 +172,12 @@ static ot_status place_homes(ot_draft *draft)
         ot_chunk *chunk = &plan->chunks[c];
         ot_tier tiers[OT_PLANE_GRAD + 1];
         next_homes(&walk, c, tiers);
-        plan->deferred_chunks += draft->deferred[c];
+        plan->deferred_chunks += draft->deferred[c] && !chunk->copy;
         for (int p = OT_PLANE_WEIGHT; p <= OT_PLANE_GRAD; p++) {
             bytes[p] = chunk->count == plan->chunk_params
                            ? usual[p]
                            : ot_plane_bytes(draft->request, (ot_plane)p, chunk->count);
+            bytes[p] = has_plane(draft, chunk, p) ? bytes[p] : 0;
             int slots_alone = p == OT_PLANE_GRAD && !draft->deferred[c];
             if ((slots_alone || tiers[p] == OT_TIER_NVME) && bytes[p] > draft->ring_bytes[p])
                 draft->ring_bytes[p] = bytes[p];
@@ -270,14 +282,14 @@ static ot_status place_device_slots(ot_draft *draft)
 /* Whether gradients meet their update inside backward, in slots alone. */
 static int updates_in_backward(const ot_draft *draft)
 {
-    return draft->request->update_in_backward && draft->plan->deferred_chunks < draft->plan->chunk_count;
+    return draft->request->update_in_backward && draft->plan->deferred_chunks < ot_draft_own_chunks(draft);
 }
 
 /* `ring` slots between NVMe and the other lanes, but no more than what they stand for would fill; twice as many for
  * gradients that meet their update inside backward. */
 static size_t ring_slots(const ot_draft *draft, ot_plane plane, uint64_t slot_bytes)
 {
-    size_t ring = (size_t)draft->choice.ring, n = draft->plan->chunk_count;
+    size_t ring = (size_t)draft->choice.ring, n = ot_draft_own_chunks(draft);
     if (plane == OT_PLANE_GRAD && updates_in_backward(draft))
         return 2 * ring < n ? 2 * ring : n;
     uint64_t most = slot_bytes > 0 ? draft->plan->plane_bytes[OT_TIER_NVME][plane] / slot_bytes : 0;

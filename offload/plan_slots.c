@@ -135,6 +135,13 @@ ot_status ot_draft_place_weights(ot_draft *draft)
     return OT_OK;
 }
 
+/* Elements of a layer's reduced gradient that go to the host. */
+static uint64_t crossing_params(const ot_draft *draft, size_t layer)
+{
+    return draft->plan->whole[OT_PLANE_GRAD] ? ot_layer_whole(draft->request, layer)
+                                             : ot_layer_shard(draft->request, layer);
+}
+
 /* FP32 gradients live from the first backward visit until they are reduced, what crosses to the host one
  * visit longer, so that it crosses while the next layer works; with several ranks the sum over them takes its time in
  * between. */
@@ -145,7 +152,7 @@ ot_status ot_draft_place_grads(ot_draft *draft)
     for (int crossing = 0; crossing < (crosses_as_is ? 1 : 2); crossing++) {
         for (size_t l = 0; l < request->layer_count; l++) {
             ot_stay *stay = &draft->stays[l];
-            stay->bytes = crossing ? ot_plane_bytes(request, OT_PLANE_GRAD, ot_layer_shard(request, l))
+            stay->bytes = crossing ? ot_plane_bytes(request, OT_PLANE_GRAD, crossing_params(draft, l))
                                    : ot_layer_whole(request, l) * sizeof(float);
             stay->first = crossing ? draft->last_backward[l] : draft->first_backward[l];
             stay->last = draft->last_backward[l] + (crossing || crosses_as_is) + summing;

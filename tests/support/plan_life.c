@@ -11,11 +11,12 @@ enum { PARTS_MAX = 64 };
 
 typedef enum value {
     EMPTY,
-    PLANE_OF_CHUNK, /* a = chunk, b = plane, version; of gradients the step. Another rank's: b = -1 - rank */
+    PLANE_OF_CHUNK, /* a = chunk, b = plane, version; of gradients the step. Another rank's weights: a = the own chunk in
+                       their place, b = -1 - rank */
     BOUNDARY,       /* a = stage it is in front of, b = micro-batch, version = step */
     BOUNDARY_GRAD,  /* the same */
     LAYER_GRAD,     /* a = layer, version = hash of what was added */
-    LAYER_REDUCED,  /* a = layer, version = step */
+    LAYER_REDUCED,  /* a = layer, b = rank after the own, version = step */
     LAYER_SUMS,     /* the same */
     STEP_DATA,      /* version = step, or evaluation */
     KEPT,           /* a = stage, b = micro-batch, version = step */
@@ -110,6 +111,37 @@ static uint64_t shard_of(const world *w, int layer)
     return (blocks + ranks - 1) / ranks * OT_SUM_BLOCK;
 }
 
+/* Whether all shards of a plane are stored, by the request alone. */
+static int is_whole(const world *w, int plane)
+{
+    const ot_plan_request *r = w->request;
+    if (r->ranks <= 1 || r->inference || r->zero % 3 == 0)
+        return 0;
+    return plane == OT_PLANE_WEIGHT || (plane == OT_PLANE_GRAD && r->zero == 1 && !r->update_in_backward);
+}
+
+static uint32_t own_end(const world *w, int32_t layer)
+{
+    uint32_t first = w->plan->layer_chunks[layer], all = w->plan->layer_chunks[layer + 1] - first;
+    return first + (is_whole(w, OT_PLANE_WEIGHT) ? all / (uint32_t)w->request->ranks : all);
+}
+
+/* Whose chunk it is, as the number of ranks after the own; and the own chunk in its place. */
+static int shift_of(const world *w, int32_t chunk, uint32_t *own)
+{
+    int32_t layer = w->plan->chunks[chunk].layer;
+    uint32_t first = w->plan->layer_chunks[layer], n = own_end(w, layer) - first, at = (uint32_t)chunk - first;
+    *own = first + at % n;
+    return (int)(at / n);
+}
+
+static uint64_t version_of(const world *w, int32_t chunk)
+{
+    uint32_t own;
+    shift_of(w, chunk, &own);
+    return w->version[own];
+}
+
 /* The part of a layer's weights on the device that is chunk `c` of rank `rank`, which is cut as the own one. */
 static part slice_of(const world *w, uint32_t c, int rank)
 {
@@ -125,16 +157,33 @@ static int ranks_of(const world *w)
     return w->request->ranks > 1 ? w->request->ranks : 1;
 }
 
-/* Where the reduced gradient lies: in all of the place, or in the own slice of the FP32 sums. */
-static part reduced_part(const world *w, int layer, int32_t place)
+/* Where the reduced gradient lies: in all of the place, or in a rank's slice of the FP32 sums or of the whole. */
+static part reduced_part(const world *w, int layer, int32_t place, int shift)
 {
-    uint64_t shard = shard_of(w, layer) * sizeof(float), begin = (uint64_t)w->request->rank * shard;
-    part all = {0, w->plan->places[place].bytes, {LAYER_REDUCED, layer, 0, (uint64_t)w->step}};
-    if (w->request->ranks > 1 && w->request->grad_dtype == OT_FP32) {
-        all.from = begin;
-        all.to = begin + shard;
+    uint64_t shard = shard_of(w, layer) * ot_dtype_bytes(w->request->grad_dtype),
+             rank = (uint64_t)((w->request->rank + shift) % ranks_of(w));
+    part all = {0, w->plan->places[place].bytes, {LAYER_REDUCED, layer, shift, (uint64_t)w->step}};
+    if (w->request->ranks > 1 && (w->request->grad_dtype == OT_FP32 || is_whole(w, OT_PLANE_GRAD))) {
+        all.from = rank * shard;
+        all.to = all.from + shard;
     }
     return all;
+}
+
+/* A reduced chunk goes to the host. */
+static void take_gradient(world *w, const ot_operation *o)
+{
+    const ot_chunk *chunk = &w->plan->chunks[o->chunk];
+    uint32_t own;
+    int shift = shift_of(w, o->chunk, &own);
+    part reduced = reduced_part(w, o->layer, o->places[0], shift);
+    expect(get(w, o->places[0], reduced.from, reduced.to), LAYER_REDUCED, o->layer, shift, (uint64_t)w->step);
+    uint64_t rank = (uint64_t)((w->request->rank + shift) % ranks_of(w));
+    assert_int_equal(chunk->layer, o->layer);
+    assert_int_equal(o->offset, reduced.from + (chunk->first - rank * shard_of(w, o->layer)) *
+                                                   ot_dtype_bytes(w->request->grad_dtype));
+    assert_int_equal(o->bytes, bytes_of(w, o->chunk, OT_PLANE_GRAD));
+    put(w, o->places[1], 0, o->bytes, (tag){PLANE_OF_CHUNK, o->chunk, OT_PLANE_GRAD, (uint64_t)w->step});
 }
 
 /* ---- what operations need and give ---- */
@@ -143,28 +192,26 @@ static part reduced_part(const world *w, int layer, int32_t place)
 static void do_move(world *w, const ot_operation *o)
 {
     uint64_t bytes = o->bytes;
-    if (o->kind == OT_OP_D2H && o->chunk >= 0) {
-        const ot_chunk *chunk = &w->plan->chunks[o->chunk];
-        part reduced = reduced_part(w, o->layer, o->places[0]);
-        expect(get(w, o->places[0], reduced.from, reduced.to), LAYER_REDUCED, o->layer, 0, (uint64_t)w->step);
-        uint64_t first = chunk->first - (uint64_t)w->request->rank * shard_of(w, o->layer);
-        assert_int_equal(chunk->layer, o->layer);
-        assert_int_equal(o->offset, reduced.from + first * ot_dtype_bytes(w->request->grad_dtype));
-        assert_int_equal(bytes, bytes_of(w, o->chunk, OT_PLANE_GRAD));
-        put(w, o->places[1], 0, bytes, (tag){PLANE_OF_CHUNK, o->chunk, OT_PLANE_GRAD, (uint64_t)w->step});
+    int of_grads = w->plan->places[o->places[1]].plane == OT_PLANE_GRAD;
+    if (o->kind == OT_OP_D2H && o->chunk >= 0 && of_grads) {
+        take_gradient(w, o);
         return;
     }
     uint64_t from = o->kind == OT_OP_D2H ? o->offset : 0, to = o->kind == OT_OP_H2D ? o->offset : 0;
     tag moved = get(w, o->places[0], from, from + bytes);
-    if (o->kind == OT_OP_D2H && o->layer >= 0)
+    if (o->kind == OT_OP_D2H && o->layer >= 0 && o->chunk < 0)
         moved = get(w, o->places[0], 0, w->plan->places[o->places[0]].bytes);
     if (moved.value == EMPTY)
         fail_msg("%s of chunk %d, stage %d: nothing there", ot_operation_name(o->kind), o->chunk, o->stage);
     if (o->stage >= 0)
         expect(moved, BOUNDARY, o->stage, o->micro_batch, (uint64_t)w->data);
     else if (o->chunk >= 0) {
+        uint32_t own;
+        int shift = shift_of(w, o->chunk, &own), rank = (w->request->rank + shift) % ranks_of(w);
         assert_int_equal(moved.value, PLANE_OF_CHUNK);
-        assert_int_equal(moved.a, o->chunk);
+        assert_int_equal(moved.a, of_grads ? (uint32_t)o->chunk : own);
+        assert_true(shift == 0 || of_grads || moved.b == -1 - (int64_t)rank);
+        assert_true(shift > 0 || o->kind != OT_OP_D2H);
     }
     put(w, o->places[1], to, to + bytes, moved);
 }
@@ -183,19 +230,36 @@ static void expect_weights(world *w, int32_t place, int layer)
     assert_true(place >= 0);
     uint64_t newest = is_evaluation(w->list) ? (uint64_t)w->step : w->before;
     for (int rank = 0; rank < ranks_of(w); rank++)
-        for (uint32_t c = w->plan->layer_chunks[layer]; c < w->plan->layer_chunks[layer + 1]; c++) {
+        for (uint32_t c = w->plan->layer_chunks[layer]; c < own_end(w, layer); c++) {
             part slice = slice_of(w, c, rank);
             expect(get(w, place, slice.from, slice.to), PLANE_OF_CHUNK, c, slice.tag.b, newest);
         }
+}
+
+/* All ranks have reduced their slices. */
+static void gather_gradient(world *w, const ot_operation *o)
+{
+    part own = reduced_part(w, o->layer, o->places[0], 0);
+    assert_true(is_whole(w, OT_PLANE_GRAD));
+    assert_int_equal(o->bytes, (uint64_t)(w->request->ranks - 1) * (own.to - own.from));
+    expect(get(w, o->places[0], own.from, own.to), LAYER_REDUCED, o->layer, 0, (uint64_t)w->step);
+    for (int shift = 1; shift < w->request->ranks; shift++) {
+        part other = reduced_part(w, o->layer, o->places[0], shift);
+        put(w, o->places[0], other.from, other.to, other.tag);
+    }
 }
 
 /* The own slice is whole, and what comes from the others is as new. */
 static void do_gather(world *w, const ot_operation *o)
 {
     assert_true(w->request->ranks > 1);
+    if (w->plan->places[o->places[0]].plane == OT_PLANE_GRAD) {
+        gather_gradient(w, o);
+        return;
+    }
     uint64_t width = ot_dtype_bytes(w->request->weight_dtype);
     assert_int_equal(o->bytes, (uint64_t)(w->request->ranks - 1) * shard_of(w, o->layer) * width);
-    for (uint32_t c = w->plan->layer_chunks[o->layer]; c < w->plan->layer_chunks[o->layer + 1]; c++) {
+    for (uint32_t c = w->plan->layer_chunks[o->layer]; c < own_end(w, o->layer); c++) {
         part own = slice_of(w, c, w->request->rank);
         tag found = get(w, o->places[0], own.from, own.to);
         expect(found, PLANE_OF_CHUNK, c, OT_PLANE_WEIGHT, found.version);
@@ -295,7 +359,7 @@ static void do_reduce(world *w, const ot_operation *o)
     assert_int_equal(o->offset, (uint64_t)w->request->rank * shard_of(w, o->layer) * sizeof(float));
     if (o->kind == OT_OP_SCATTER)
         assert_int_equal(o->bytes, (uint64_t)(w->request->ranks - 1) * shard_of(w, o->layer) * sizeof(float));
-    part reduced = reduced_part(w, o->layer, o->places[1]);
+    part reduced = reduced_part(w, o->layer, o->places[1], 0);
     put_all(w, o->places[1], (tag){EMPTY, 0, 0, 0});
     put(w, o->places[1], reduced.from, reduced.to, reduced.tag);
     put_all(w, o->places[2], (tag){LAYER_SUMS, o->layer, 0, (uint64_t)w->step});
@@ -318,12 +382,14 @@ static uint32_t chunks_of(const world *w, int32_t layer)
     return w->plan->layer_chunks[layer + 1] - w->plan->layer_chunks[layer];
 }
 
-/* Pass 0 over all chunks of a layer, pass 1, and then its updates, with nothing of another layer between. */
+/* Pass 0 over all chunks of a layer in order of their elements, pass 1, and then its updates, with nothing of another layer between. */
 static void do_measure(world *w, const ot_operation *o)
 {
-    uint32_t index = (uint32_t)o->chunk - w->plan->layer_chunks[o->layer];
+    uint32_t own, first = w->plan->layer_chunks[o->layer],
+                  rank = (uint32_t)((w->request->rank + shift_of(w, o->chunk, &own)) % ranks_of(w));
+    uint32_t index = rank * (own_end(w, o->layer) - first) + own - first;
     expect(get(w, o->places[4], 0, bytes_of(w, o->chunk, OT_PLANE_GRAD)), PLANE_OF_CHUNK, o->chunk,
-           OT_PLANE_GRAD, w->version[o->chunk] + 1);
+           OT_PLANE_GRAD, version_of(w, o->chunk) + 1);
     assert_true(w->request->measured && o->deferred);
     assert_int_equal(o->bytes, bytes_of(w, o->chunk, OT_PLANE_GRAD));
     if (index == 0 && o->pass > 0) {
@@ -348,13 +414,14 @@ static void expect_measured(world *w, const ot_operation *o)
     assert_int_equal(w->measured_layer, o->layer);
     assert_int_equal(w->measured_pass, 1);
     assert_int_equal(w->measured_chunks, chunks_of(w, o->layer));
-    if ((uint32_t)o->chunk + 1 == w->plan->layer_chunks[o->layer + 1])
+    if ((uint32_t)o->chunk + 1 == own_end(w, o->layer))
         w->measured_layer = -1;
 }
 
 static void do_update(world *w, const ot_operation *o)
 {
     expect_measured(w, o);
+    assert_true(!w->plan->chunks[o->chunk].copy);
     uint64_t *version = &w->version[o->chunk], touched = bytes_of(w, o->chunk, OT_PLANE_GRAD);
     tag grad = get(w, o->places[4], 0, bytes_of(w, o->chunk, OT_PLANE_GRAD));
     expect(grad, PLANE_OF_CHUNK, o->chunk, OT_PLANE_GRAD, *version + 1);
@@ -378,8 +445,10 @@ static void do_update(world *w, const ot_operation *o)
 
 static void do_hand_over(world *w, const ot_operation *o)
 {
-    assert_int_equal(o->chunk, w->handed_last + 1);
-    w->handed_last = o->chunk;
+    do
+        w->handed_last++;
+    while (w->plan->chunks[w->handed_last].copy);
+    assert_int_equal(o->chunk, w->handed_last);
     w->handed[o->chunk]++;
     for (int p = 0; p <= OT_PLANE_MOMENT2; p++) {
         uint64_t bytes = bytes_of(w, o->chunk, p);
@@ -472,12 +541,36 @@ static void execute_list(world *w, uint64_t *seed)
     free(done);
 }
 
+/* After a step copies are what it has worked with; after other lists nothing is said of them. */
+static void check_copy(const world *w, int32_t c)
+{
+    const ot_chunk *chunk = &w->plan->chunks[c];
+    uint32_t own;
+    int shift = shift_of(w, c, &own), rank = (w->request->rank + shift) % ranks_of(w),
+        stepped = w->list == OT_LIST_FIRST || w->list == OT_LIST_STEADY;
+    for (int p = 0; p <= OT_PLANE_GRAD; p++) {
+        int stored = is_whole(w, p) && (p != OT_PLANE_WEIGHT || w->plan->resident[chunk->layer] < 0);
+        assert_int_equal(chunk->home[p] >= 0, stored);
+        if (!stored || !stepped)
+            continue;
+        tag found = get(w, chunk->home[p], 0, bytes_of(w, c, p));
+        if (p == OT_PLANE_GRAD)
+            expect(found, PLANE_OF_CHUNK, c, p, (uint64_t)w->step);
+        else
+            expect(found, PLANE_OF_CHUNK, own, -1 - (int64_t)rank, w->before);
+    }
+}
+
 /* After a list every home holds the newest version, and so do the weights kept on the device. */
 static void check_homes(const world *w, uint64_t step_begun)
 {
     for (size_t c = 0; c < w->plan->chunk_count; c++) {
         const ot_chunk *chunk = &w->plan->chunks[c];
         int32_t resident = w->plan->resident[chunk->layer];
+        if (chunk->copy) {
+            check_copy(w, (int32_t)c);
+            continue;
+        }
         for (int p = 0; p <= OT_PLANE_MOMENT2; p++)
             if (exists(w, (int32_t)c, p))
                 expect(get(w, chunk->home[p], 0, bytes_of(w, (int32_t)c, p)), PLANE_OF_CHUNK, (int64_t)c, p,
@@ -514,7 +607,7 @@ static void run(world *w, ot_list_kind kind, uint64_t *seed)
     size_t micro_batches = kind == OT_LIST_LOGITS ? 1 : w->request->micro_batches;
     assert_int_equal(w->heads, steps || is_evaluation(kind) ? micro_batches : 0);
     for (size_t c = 0; c < plan->chunk_count; c++)
-        assert_int_equal(w->handed[c], hands);
+        assert_int_equal(w->handed[c], hands && !plan->chunks[c].copy);
     for (size_t l = 0; l < w->request->layer_count; l++) {
         assert_int_equal(w->reduced[l], steps);
         if (steps)
