@@ -109,7 +109,7 @@ typedef struct values {
 
 typedef struct outcome {
     uint64_t hash;
-    double loss[STEPS_MAX], grad_norm[STEPS_MAX], eval_loss;
+    double loss[STEPS_MAX], grad_norm[STEPS_MAX], eval_loss, factor_sum;
     int skipped[STEPS_MAX];
 } outcome;
 
@@ -229,6 +229,10 @@ static void run_rank(ot_group *group, void *context)
     if (trained > 0 && j->windows == 0)
         must(ot_trainer_evaluate(trainer, trained, &out->eval_loss) == OT_OK);
     must(ot_trainer_hash(trainer, &out->hash) == OT_OK);
+    size_t count;
+    const float *factors = ot_trainer_factors(trainer, &count);
+    for (size_t i = 0; i < count; i++)
+        out->factor_sum += factors[i] * (double)(i % 97 + 1);
     const ot_sink sink = {take, j->out};
     if (j->out != NULL)
         must(ot_trainer_save(trainer, t.rank == 0 ? &sink : NULL) == OT_OK);
@@ -275,6 +279,24 @@ static void ranks_change_rounding_only(void **state)
             }
             ot_model_close(model);
         }
+}
+
+/* Its moments are those of whole tensors, which every rank measures for itself. */
+static void adafactor_measures_whole_tensors(void **state)
+{
+    (void)state;
+    ot_model *model = open_model(1);
+    job j = {.training = training_for(model), .steps = STEPS_MAX, .lr = 1e-3};
+    j.training.dtype = j.training.grad_dtype = OT_FP32;
+    j.training.optimizer = OT_OPTIMIZER_ADAFACTOR;
+    outcome alone = run(&j, 1);
+    assert_true(alone.loss[STEPS_MAX - 1] < 0.99 * alone.loss[0] && alone.factor_sum > 0);
+    for (int ranks = 2; ranks <= RANKS; ranks++) {
+        outcome several = run(&j, ranks);
+        expect_near(&several, &alone, STEPS_MAX);
+        assert_true(fabs(several.factor_sum - alone.factor_sum) <= 1e-4 * alone.factor_sum);
+    }
+    ot_model_close(model);
 }
 
 /* 7 windows: the last of 2 ranks has one to train, of 3 and 4 ranks the last has none. */
@@ -324,11 +346,11 @@ static void place(ot_training *t, int which)
     t->jitter_seed = (uint64_t)which;
 }
 
-/* BF16; FP32 with the update inside backward; FP16 with a loss scale; 8-bit moments. */
+/* BF16; FP32 with the update inside backward; FP16 with a loss scale; 8-bit moments; Adafactor. Nor does the ZeRO stage. */
 static void placement_changes_nothing(void **state)
 {
     (void)state;
-    for (int kind = 0; kind < 4; kind++)
+    for (int kind = 0; kind < 5; kind++)
         for (int ranks = 2; ranks <= RANKS; ranks++) {
             ot_model *model = open_model(kind % 2);
             job j = {.training = training_for(model), .steps = 3, .lr = 1e-2};
@@ -336,12 +358,15 @@ static void placement_changes_nothing(void **state)
             t->dtype = t->grad_dtype = kind == 1 ? OT_FP32 : kind == 2 ? OT_FP16 : OT_BF16;
             t->max_grad_norm = kind == 1 ? 0 : 1;
             t->state_dtype = kind == 3 ? OT_INT8 : OT_FP32;
+            t->optimizer = kind == 4 ? OT_OPTIMIZER_ADAFACTOR : OT_OPTIMIZER_ADAMW;
             outcome reference = run(&j, ranks);
             for (int placement = 1; placement < PLACEMENTS; placement++) {
                 place(t, placement);
+                t->zero = kind == 4 ? 1 : 1 + (placement + ranks) % 3;
                 outcome other = run(&j, ranks);
                 if (memcmp(&other, &reference, sizeof other) != 0)
-                    fail_msg("kind %d, %d ranks, placement %d: another result", kind, ranks, placement);
+                    fail_msg("kind %d, %d ranks, placement %d, ZeRO-%d: another result", kind, ranks,
+                             placement, t->zero);
             }
             ot_model_close(model);
         }
@@ -411,7 +436,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_change_rounding_only),  cmocka_unit_test(ranks_without_data_take_part),
         cmocka_unit_test(placement_changes_nothing),   cmocka_unit_test(a_model_does_not_depend_on_ranks),
-        cmocka_unit_test(an_overflow_skips_all_ranks),
+        cmocka_unit_test(an_overflow_skips_all_ranks), cmocka_unit_test(adafactor_measures_whole_tensors),
     };
     return cmocka_run_group_tests(tests, open_folders, close_folders);
 }
