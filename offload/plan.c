@@ -81,19 +81,6 @@ uint64_t ot_plane_bytes(const ot_plan_request *request, ot_plane plane, uint64_t
     return 0;
 }
 
-uint64_t ot_plan_state_bytes(const ot_plan_request *request, int zero)
-{
-    ot_plan_request asked = *request;
-    uint64_t bytes = 0;
-    asked.zero = zero;
-    for (size_t l = 0; l < request->layer_count; l++)
-        for (int p = 0; p <= OT_PLANE_GRAD; p++)
-            bytes += ot_plane_bytes(request, (ot_plane)p,
-                                    ot_is_whole(&asked, (ot_plane)p) ? ot_layer_whole(request, l)
-                                                                     : ot_layer_shard(request, l));
-    return bytes;
-}
-
 /* ---- choices ---- */
 
 static void free_list(ot_list *list)

@@ -77,7 +77,7 @@ const char *ot_lane_name(ot_lane lane);
 
 /* ---- What is asked ---- */
 
-enum { OT_STAGE_LAYERS = 2 };
+enum { OT_STAGE_LAYERS = 2, OT_ZERO_STAGES = 3 };
 
 typedef struct ot_plan_layer {
     const char *name; /* "model.layers.3"; must outlive the plan */
@@ -142,7 +142,9 @@ typedef struct ot_plan_request {
     /* The group, of which everything else holds for one rank. All ranks with the same request have the same plan but for
      * where their shards begin, and so their collective operations in the same order. */
     int ranks, rank; /* 0 or 1 ranks: alone */
-    int zero;        /* what each rank stores its own shard of alone: 3 (or 0): all planes; 2: all but weights; 1: states */
+    /* ZeRO stage: of which planes each rank stores its own shard alone: 1: master and moments; 2: and gradients; 3 (or 0):
+     * and weights. */
+    int zero;
 
     /* Choices; 0 or automatic: the plan's. */
     ot_placement weights;   /* device: kept there as well as at home; host or nvme: the home */
@@ -270,12 +272,17 @@ typedef struct ot_plan {
 
     ot_place *places;
     size_t place_count;
-    ot_chunk *chunks; /* layer after layer; the own in order of `first`, then the copies of each rank after this one, in turn */
+    /* Layer after layer: the own in order of `first`, then the copies of each rank after this one, in turn. */
+    ot_chunk *chunks;
     size_t chunk_count;
     uint32_t *layer_chunks; /* [layer_count+1]: layer l has chunks layer_chunks[l] … layer_chunks[l+1]-1 */
-    int shards;             /* of how many ranks each layer has chunks, all cut alike: all, or its own alone */
+    int shards; /* of how many ranks each layer has chunks, all cut alike: all, or its own alone */
     int whole[OT_PLANE_GRAD + 1]; /* 1: of this plane copies are stored */
-    int32_t *resident;      /* [layer_count]: device place of the layer's weights for good, or -1: streamed */
+    /* What the homes of one rank hold, by ZeRO stage, where nothing is kept on the device instead. With 2 bytes of weight, 2
+     * of gradient and 12 of states for each of P parameters: 2P + 2P + 12P/N, 2P + 14P/N, 16P/N. */
+    uint64_t state_bytes[OT_ZERO_STAGES + 1];
+    int zero;          /* the stage it is made for */
+    int32_t *resident; /* [layer_count]: device place of the layer's weights for good, or -1: streamed */
     size_t nvme_chunk_count; /* chunks of the store */
     int32_t *partials; /* [layer_count]: host place of the sums of squares of the layer's gradient, or -1 */
     int32_t data_place, workspace_place;
@@ -301,10 +308,6 @@ static inline uint32_t ot_plan_own_end(const ot_plan *plan, size_t layer)
     uint32_t first = plan->layer_chunks[layer];
     return first + (plan->layer_chunks[layer + 1] - first) / (uint32_t)plan->shards;
 }
-
-/* Bytes of model states that the homes of one rank hold, by ZeRO stage 1 … 3, if all layers are streamed: with a parameter's
- * 2 bytes of weight, 2 of gradient and 12 of states 2 + 2 + 12/N, 2 + 14/N, 16/N. */
-uint64_t ot_plan_state_bytes(const ot_plan_request *request, int zero);
 
 /* Bytes that `count` elements of a plane take in the formats of the request; 0: the plane does not exist.
  * Scales of 8-bit moments follow the values, at ot_moment_scales. `count` starts at a multiple of

@@ -79,7 +79,7 @@ static ot_status check_ranks(const ot_plan_request *request)
     if (request->ranks < 0 || request->rank < 0 || request->rank >= ranks)
         return ot_fail(OT_ERR_USAGE, "rank %d of %d: expected 0 to %d", request->rank, request->ranks,
                        ranks - 1);
-    if (request->zero < 0 || request->zero > 3)
+    if (request->zero < 0 || request->zero > OT_ZERO_STAGES)
         return ot_fail(OT_ERR_USAGE, "ZeRO stage %d: expected 1, 2 or 3", request->zero);
     if (ranks > 1 && request->measured && request->zero != 1)
         return ot_fail(OT_ERR_USAGE,
@@ -148,10 +148,31 @@ static uint64_t chunk_params(const ot_plan_request *request)
     return blocks * OT_SUM_BLOCK < CHUNK_PARAMS_MAX ? blocks * OT_SUM_BLOCK : CHUNK_PARAMS_MAX;
 }
 
+/* Without homes of gradients where they meet their update inside backward. */
+static uint64_t state_bytes(const ot_plan_request *request, int zero)
+{
+    uint64_t bytes = 0;
+    for (size_t l = 0; l < request->layer_count; l++)
+        for (int p = 0; p < OT_PLANE_GRAD + !request->update_in_backward; p++)
+            bytes += ot_plane_bytes(request, (ot_plane)p,
+                                    ot_is_whole(request, zero, (ot_plane)p) ? ot_layer_whole(request, l)
+                                                                            : ot_layer_shard(request, l));
+    return bytes;
+}
+
+static void describe_ranks(const ot_plan_request *request, ot_plan *plan)
+{
+    plan->zero = ot_zero_stage(request);
+    for (int p = 0; p <= OT_PLANE_GRAD; p++)
+        plan->whole[p] = ot_is_whole(request, plan->zero, (ot_plane)p);
+    for (int zero = 1; zero <= OT_ZERO_STAGES; zero++)
+        plan->state_bytes[zero] = state_bytes(request, zero);
+}
+
 /* Of how many ranks each layer has chunks. */
 static int count_shards(const ot_plan_request *request)
 {
-    return ot_is_whole(request, OT_PLANE_WEIGHT) || ot_is_whole(request, OT_PLANE_GRAD) ? request->ranks : 1;
+    return ot_is_whole(request, ot_zero_stage(request), OT_PLANE_WEIGHT) ? request->ranks : 1;
 }
 
 static uint64_t count_chunks(const ot_plan_request *request, uint64_t size)
@@ -179,8 +200,6 @@ static ot_status cut_chunks(ot_draft *draft)
     ot_plan *plan = draft->plan;
     uint64_t size = plan->chunk_params = chunk_params(request), count = count_chunks(request, size);
     plan->shards = count_shards(request);
-    for (int p = 0; p <= OT_PLANE_GRAD; p++)
-        plan->whole[p] = ot_is_whole(request, (ot_plane)p);
     plan->chunks = calloc(count, sizeof *plan->chunks);
     draft->deferred = calloc(count, 1);
     if (plan->chunks == NULL || draft->deferred == NULL)
@@ -290,6 +309,7 @@ ot_status ot_draft_open(const ot_plan_request *request, ot_draft *draft)
     ot_status status;
     OT_TRY_GOTO(allocate(draft), out);
     draft->plan->update_in_backward = request->update_in_backward;
+    describe_ranks(request, draft->plan);
     OT_TRY_GOTO(find_visits(draft), out);
     OT_TRY_GOTO(find_sizes(draft), out);
     OT_TRY_GOTO(cut_chunks(draft), out);

@@ -150,18 +150,24 @@ static inline size_t ot_draft_chunks_of(const ot_draft *draft, ot_plane plane)
 static inline size_t ot_draft_layer_weights(const ot_draft *draft, size_t layer)
 {
     const ot_plan *plan = draft->plan;
-    uint32_t end = plan->whole[OT_PLANE_WEIGHT] ? plan->layer_chunks[layer + 1] : ot_plan_own_end(plan, layer);
+    uint32_t end =
+        plan->whole[OT_PLANE_WEIGHT] ? plan->layer_chunks[layer + 1] : ot_plan_own_end(plan, layer);
     return end - plan->layer_chunks[layer];
 }
 
-/* Whether a request's homes of a plane are whole. */
-static inline int ot_is_whole(const ot_plan_request *request, ot_plane plane)
+/* Whether the homes of a plane are whole with a ZeRO stage. */
+static inline int ot_is_whole(const ot_plan_request *request, int zero, ot_plane plane)
 {
     if (request->ranks <= 1 || request->inference)
         return 0;
     if (plane == OT_PLANE_GRAD)
-        return request->zero == 1 && !request->update_in_backward;
-    return plane == OT_PLANE_WEIGHT && (request->zero == 1 || request->zero == 2);
+        return zero == 1 && !request->update_in_backward;
+    return plane == OT_PLANE_WEIGHT && zero < OT_ZERO_STAGES;
+}
+
+static inline int ot_zero_stage(const ot_plan_request *request)
+{
+    return request->zero > 0 ? request->zero : OT_ZERO_STAGES;
 }
 
 /* The stage of a visit. */

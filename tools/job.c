@@ -109,6 +109,7 @@ static ot_status choose_training(ot_job *job)
     t->inference = flags->inference;
     t->ranks = (int)flags->ranks;
     t->ordinal = t->ranks > 1 ? ot_group_launched_local() : 0;
+    t->zero = flags->zero == OT_AUTO_INT ? 0 : (int)flags->zero;
     t->threads = flags->threads == OT_AUTO_INT ? 0 : (int)flags->threads;
     t->io.backend = backend_of(flags->io);
     t->io.depth = flags->io_depth == OT_AUTO_INT ? 0 : (uint32_t)flags->io_depth;

@@ -145,6 +145,14 @@ static json_t *data_json(const ot_job *job)
     return data;
 }
 
+static json_t *ranks_json(const ot_job *job)
+{
+    const uint64_t *bytes = job->plan->state_bytes;
+    return json_pack("{s:i, s:i, s:{s:o, s:o, s:o}}", "count", job->training.ranks, "zero", job->plan->zero,
+                     "state_bytes", "1", ot_json_count(bytes[1]), "2", ot_json_count(bytes[2]), "3",
+                     ot_json_count(bytes[3]));
+}
+
 json_t *ot_plan_json(const ot_job *job, const ot_suggestions *suggestions)
 {
     json_t *root = json_pack("{s:b, s:o}", "fits", job->plan != NULL, "model", model_json(job));
@@ -157,6 +165,8 @@ json_t *ot_plan_json(const ot_job *job, const ot_suggestions *suggestions)
         json_object_set_new(root, "phases", phases_json(job));
         json_object_set_new(root, "step", step_json(job));
         json_object_set_new(root, "wear", wear_json(job));
+        if (job->training.ranks > 1)
+            json_object_set_new(root, "ranks", ranks_json(job));
     }
     if (suggestions->automatic_s > 0)
         json_object_set_new(root, "automatic_s", json_real(suggestions->automatic_s));

@@ -112,6 +112,21 @@ static void print_tiers(const ot_job *job, FILE *out)
     print_row("budget", job->training.budget, out);
 }
 
+/* What one rank stores of weights, gradients, masters and moments, by what the ranks share. */
+static void print_stages(const ot_job *job, FILE *out)
+{
+    char name[32], text[OT_SIZE_TEXT_BYTES];
+    fprintf(out, "\n  %-16s", "states of a rank");
+    for (int zero = 1; zero <= OT_ZERO_STAGES; zero++) {
+        snprintf(name, sizeof name, "%s--zero %d", zero == job->plan->zero ? "> " : "", zero);
+        fprintf(out, " %14s", name);
+    }
+    fprintf(out, "\n  %-16s", "");
+    for (int zero = 1; zero <= OT_ZERO_STAGES; zero++)
+        fprintf(out, " %14s", ot_format_size(job->plan->state_bytes[zero], text));
+    fputc('\n', out);
+}
+
 static void print_phases(const ot_job *job, FILE *out)
 {
     static const struct {
@@ -210,6 +225,8 @@ void ot_plan_print(const ot_job *job, const ot_suggestions *suggestions, int bri
     if (!brief)
         print_wear(job, out);
     print_tiers(job, out);
+    if (job->training.ranks > 1)
+        print_stages(job, out);
     if (!brief) {
         print_phases(job, out);
         print_lanes(job, out);

@@ -175,6 +175,16 @@ static void suggest_formats(const ot_job *job, const ot_training *training, ot_s
         add(out, "--state-dtype int8 with %s free under --nvme", ot_format_size(cap, need));
 }
 
+static void suggest_stage(const ot_job *job, const ot_training *training, ot_suggestions *out)
+{
+    ot_training t = *training;
+    for (t.zero++; t.ranks > 1 && t.zero > 1 && t.zero <= OT_ZERO_STAGES; t.zero++)
+        if (ot_job_fits(&job->limits, &t) == OT_OK) {
+            add(out, "--zero %d", t.zero);
+            return;
+        }
+}
+
 /* The first that fits of the modes that keep less. */
 static void suggest_recompute(const ot_job *job, const ot_training *training, ot_suggestions *out)
 {
@@ -275,6 +285,7 @@ void ot_job_suggest(const ot_job *job, ot_suggestions *out)
         return;
     }
     ot_job small = smallest_job(job);
+    suggest_stage(&small, &small.training, out);
     suggest_recompute(&small, &small.training, out);
     suggest_formats(&small, &small.training, out);
     suggest_batch(&small, &small.training, out);

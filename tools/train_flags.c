@@ -146,6 +146,8 @@ static const ot_option options[] = {
     NUMBER(INT, "threads", threads, "N", "auto", "auto", "of the CPU; auto: one for each core allowed", NULL),
     NUMBER(INT, "ranks", ranks, "N", "auto", "auto",
            "processes that share the model, started by mpirun; auto: those of the launcher, or 1", "gpus"),
+    NUMBER(INT, "zero", zero, "N", "auto", "auto",
+           "what ranks share: 1 states, 2 and gradients, 3 and weights; auto: 3, with adafactor 1", NULL),
     NUMBER(REAL, "rank-timeout", rank_timeout, "S", "1800", NULL, "seconds that a rank waits for others",
            NULL),
     NUMBER(INT, "seed", seed, "N", "42", NULL, "of weights and of the data's order", NULL),
@@ -221,6 +223,7 @@ static const range ranges[] = {
     {"logging-steps", 1, 1e9},
     {"threads", 1, 1024},
     {"ranks", 1, OT_RANKS_MAX},
+    {"zero", 1, OT_ZERO_STAGES},
     {"rank-timeout", 1, 1e6},
     {"seed", 0, 9007199254740992.0},
     {"pcie", 0.01, 1e4},
@@ -281,11 +284,11 @@ static ot_status check_flags(const ot_option_table *table, const ot_train_flags 
     if (flags->eval_data != NULL && flags->val_split > 0)
         return ot_fail(OT_ERR_USAGE,
                        "--eval-data and --val-split both say what is evaluated; give one of them");
-    if (flags->ranks > 1 && strcmp(flags->optim, "adafactor") == 0)
+    if (flags->ranks > 1 && flags->zero > 1 && strcmp(flags->optim, "adafactor") == 0)
         return ot_fail(OT_ERR_USAGE,
-                       "--optim adafactor runs on one rank: its sums go over whole tensors, of which %" PRId64
-                       " ranks have a part each",
-                       flags->ranks);
+                       "--zero %" PRId64 ": --optim adafactor measures whole gradients, of which each rank "
+                       "would have a part; use --zero 1",
+                       flags->zero);
     if (flags->quiet && flags->verbose)
         return ot_fail(OT_ERR_USAGE, "--quiet and --verbose contradict each other");
     return OT_OK;

@@ -47,6 +47,7 @@ typedef struct ot_train_flags {
     const char *device;
     int64_t threads, seed;
     int64_t ranks; /* as many as asked for, or as a launcher has started */
+    int64_t zero;
     double rank_timeout;
     const char *config;
     int dry_run, print_config;

@@ -1,6 +1,7 @@
 /* `offtrain plan` and what goes with it: the JSON of cli.md, plans that do not fit, other machines, --print-config. */
 #include <jansson.h>
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -78,6 +79,36 @@ static void plan_as_json(void **state)
     assert_true(steps > 599e12 && steps < 601e12);
     assert_true(json_is_array(at(plan, "suggestions", NULL, NULL)));
     json_decref(plan);
+}
+
+/* Rajbhandari et al. 2020, figure 1: with 12 bytes of states a parameter 2P + 2P + 12P/N, 2P + 14P/N, 16P/N. */
+static void what_a_rank_stores(void **state)
+{
+    (void)state;
+    static const char *const planes[] = {"weight", "master", "moment1", "moment2", "grad"};
+    for (int zero = 1; zero <= 3; zero++) {
+        char flags[256], stage[] = {(char)('0' + zero), '\0'};
+        snprintf(flags, sizeof flags,
+                 "--ranks 4 --zero %d --precision fp16 --global-batch-size 4 --seq-len 64 --place "
+                 "weights=host,states=host,grads=host",
+                 zero);
+        assert_int_equal(
+            process_run(&result, "%s plan --json --model 135m -o %s %s", OT_COMMAND, root, flags), 0);
+        json_t *plan = json_loads(result.out, 0, NULL);
+        double P = json_number_value(at(plan, "model", "params", NULL)), stored = 0;
+        const double expected[] = {4 * P + 12 * P / 4, 2 * P + 14 * P / 4, 16 * P / 4};
+        for (size_t p = 0; p < 5; p++)
+            stored += json_number_value(json_object_get(at(plan, "tiers", "host", "planes"), planes[p]));
+        double told = json_number_value(at(plan, "ranks", "state_bytes", stage));
+        assert_int_equal(json_integer_value(at(plan, "ranks", "zero", NULL)), zero);
+        assert_int_equal(json_integer_value(at(plan, "ranks", "count", NULL)), 4);
+        assert_true(fabs(told / expected[zero - 1] - 1) < 0.04); /* padding of small layers */
+        assert_true(stored >= told && stored - told < 0.001 * told);
+        json_decref(plan);
+    }
+    json_t *alone = plan_json(0, "");
+    assert_null(json_object_get(alone, "ranks"));
+    json_decref(alone);
 }
 
 static void a_plan_that_does_not_fit(void **state)
@@ -256,6 +287,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(plan_as_json),
+        cmocka_unit_test(what_a_rank_stores),
         cmocka_unit_test(a_plan_that_does_not_fit),
         cmocka_unit_test(what_does_not_fit_in_two_tiers),
         cmocka_unit_test(dry_run_is_the_plan),

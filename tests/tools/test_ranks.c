@@ -1,6 +1,7 @@
 /* --ranks as a user runs it: processes under mpirun that train one model, a checkpoint that any number of ranks takes up, and
  * an end that is told when one of them dies, hangs, or is asked to stop. */
 #include <limits.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -82,12 +83,19 @@ static void placement_changes_nothing(void **state)
 {
     (void)state;
     done_line first = must_train("--ranks 3 --max-steps 3");
-    done_line second = must_train("--ranks 3 --max-steps 3 --run-name nvme --place weights=nvme states=nvme "
-                                  "grads=nvme acts=nvme --prefetch-depth 1");
     char path[PATH_MAX];
-    assert_string_equal(first.hash, second.hash);
+    for (int zero = 1; zero <= 3; zero++) {
+        char flags[256];
+        snprintf(flags, sizeof flags,
+                 "--ranks 3 --max-steps 3 --run-name nvme-%d --place weights=nvme states=nvme grads=nvme "
+                 "acts=nvme --prefetch-depth 1 --zero %d",
+                 zero, zero);
+        done_line other = must_train(flags);
+        assert_string_equal(first.hash, other.hash);
+        assert_true(first.loss == other.loss);
+    }
     for (int rank = 1; rank < 3; rank++) {
-        snprintf(path, sizeof path, "%s/nvme/rank-%d", root, rank);
+        snprintf(path, sizeof path, "%s/nvme-3/rank-%d", root, rank);
         assert_int_not_equal(access(path, F_OK), 0);
     }
 }
@@ -108,6 +116,28 @@ static void any_number_of_ranks_takes_up_a_checkpoint(void **state)
     snprintf(flags, sizeof flags,
              "--ranks 2 --max-steps 6 --resume %s/saved --run-name more --allow-changes total_steps", root);
     assert_string_equal(must_train(flags).hash, whole.hash);
+}
+
+/* Moments of rows and columns, and of 8 bits: with the same number of ranks a resumed run is as one that was not stopped. */
+static void any_moments_go_on(void **state)
+{
+    (void)state;
+    static const char *const moments[] = {"--optim adafactor --precision fp32", "--state-dtype int8"};
+    for (int i = 0; i < 2; i++) {
+        char flags[512];
+        snprintf(flags, sizeof flags, "--ranks 2 %s --max-steps 5", moments[i]);
+        done_line whole = must_train(flags);
+        snprintf(flags, sizeof flags, "--ranks 2 %s --max-steps 3 --save-steps 3 --run-name moments-%d",
+                 moments[i], i);
+        must_train(flags);
+        snprintf(flags, sizeof flags,
+                 "--ranks 2 %s --max-steps 5 --resume %s/moments-%d --allow-changes total_steps", moments[i],
+                 root, i);
+        assert_string_equal(must_train(flags).hash, whole.hash);
+        snprintf(flags, sizeof flags, "%s --max-steps 5", moments[i]);
+        double alone = must_train(flags).loss;
+        assert_true(fabs(whole.loss - alone) <= (i == 0 ? 1e-5 : 1e-2) * alone);
+    }
 }
 
 /* The process of a rank: mpirun's child with that rank in its environment. */
@@ -195,8 +225,9 @@ static void what_makes_no_sense_is_refused(void **state)
     (void)state;
     assert_int_equal(process_run(&result, RUN " --ranks 5 --max-steps 1", root), 2);
     expect_in(result.err, "--global-batch-size 12 is no multiple of --ranks 5");
-    assert_int_equal(process_run(&result, RUN " --ranks 2 --optim adafactor --max-steps 1", root), 2);
-    expect_in(result.err, "--optim adafactor runs on one rank");
+    assert_int_equal(process_run(&result, RUN " --ranks 2 --zero 2 --optim adafactor --max-steps 1", root),
+                     2);
+    expect_in(result.err, "--zero 2: --optim adafactor measures whole gradients");
     assert_int_equal(process_run(&result, OT_COMMAND " eval --model tiny --ranks 2"), 2);
     expect_in(result.err, "eval runs on one rank");
     assert_int_equal(
@@ -210,6 +241,7 @@ int main(void)
         cmocka_unit_test(ranks_train_one_model),
         cmocka_unit_test(placement_changes_nothing),
         cmocka_unit_test(any_number_of_ranks_takes_up_a_checkpoint),
+        cmocka_unit_test(any_moments_go_on),
         cmocka_unit_test(a_killed_rank_ends_the_group),
         cmocka_unit_test(a_rank_that_hangs_is_named),
         cmocka_unit_test(a_stop_is_a_clean_end_of_all),
