@@ -14,6 +14,7 @@
 
 enum {
     TIMEOUT_S = 1800,
+    MEETING_S = 300,
     PIECE_BYTES = 1 << 20,    /* of a sum: what comes from one rank at a time */
     MESSAGE_BYTES = 16 << 20, /* of what is only moved */
     PATTERN_BYTES = (64 << 10) + 13,
@@ -378,9 +379,10 @@ static void free_group(ot_group *group)
 ot_status ot_group_open(const ot_group_options *options, ot_group **out)
 {
     ot_transport *transport = options->transport;
+    double given = options->timeout_s, meeting_s = given > 0 && given < MEETING_S ? given : MEETING_S;
     *out = NULL;
     if (transport == NULL)
-        OT_TRY(ot_transport_open_mpi(&transport));
+        OT_TRY(ot_transport_join(meeting_s, &transport));
     if (transport->size == 1) {
         transport->close(transport);
         return OT_OK;

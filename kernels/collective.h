@@ -24,15 +24,17 @@
 typedef struct ot_group ot_group;
 
 typedef struct ot_group_options {
-    ot_transport *transport; /* NULL: MPI */
+    ot_transport *transport; /* NULL: the launcher's, MPI or TCP */
     double timeout_s;        /* of one operation; 0: half an hour */
 } ot_group_options;
 
-/* As one of how many ranks an MPI launcher (mpirun, srun with PMI) has started this process; 0: none has. */
+/* As one of how many ranks a launcher (mpirun, srun, torchrun or whatever sets MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE)
+ * has started this process, and how many of them on this machine; 0: none has. */
 int ot_group_launched(void);
+int ot_group_launched_here(void);
 
 /* Joins the group and tests the way between each two ranks in both directions with a pattern. `*out` is NULL where this
- * is the only rank. OT_ERR_DEVICE where MPI does not work, or a pattern arrives damaged: the text names both ranks. */
+ * is the only rank. OT_ERR_DEVICE where not all come, MPI does not work, or a pattern arrives damaged: the text names both ranks. */
 ot_status ot_group_open(const ot_group_options *options, ot_group **out) OT_MUST_CHECK;
 
 /* Leaves the group when all ranks do; nothing is under way. NULL is allowed. */

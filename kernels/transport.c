@@ -1,4 +1,4 @@
-/* Finds what carries the ranks' parcels. */
+/* Finds out what has started the ranks, and so what carries their parcels. */
 #include "kernels/transport.h"
 
 #include <dlfcn.h>
@@ -8,15 +8,79 @@
 #include "kernels/collective.h"
 #include "kernels/plugin.h"
 
-int ot_group_launched(void)
+/* ---- the launcher ---- */
+
+/* A number of the environment, or -1. */
+static int number(const char *name)
 {
-    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        const char *text = getenv(sizes[i]);
-        if (text != NULL && atoi(text) > 0)
-            return atoi(text);
+    const char *text = getenv(name);
+    char *end;
+    long value = text != NULL && *text != '\0' ? strtol(text, &end, 10) : -1;
+    return value >= 0 && value <= 1 << 20 && *end == '\0' ? (int)value : -1;
+}
+
+/* The first of the names that is there, above 0. */
+static int first_number(const char *const names[], size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (number(names[i]) > 0)
+            return number(names[i]);
+    return 0;
+}
+
+/* torchrun's own store has the port that it names. */
+static uint32_t meeting_port(int port)
+{
+    const char *taken = getenv("TORCHELASTIC_USE_AGENT_STORE");
+    if (taken == NULL || strcmp(taken, "True") != 0)
+        return (uint32_t)port;
+    return (uint32_t)(port < 65535 ? port + 1 : port - 1);
+}
+
+/* Ranks that MPI knows nothing of. */
+static int is_in_environment(ot_world *world)
+{
+    static const char *const sizes[] = {"WORLD_SIZE", "SLURM_STEP_NUM_TASKS"};
+    static const char *const ranks[] = {"RANK", "SLURM_PROCID"};
+    int port = number("MASTER_PORT");
+    const char *host = getenv("MASTER_ADDR");
+    for (size_t i = 0; host != NULL && *host != '\0' && port > 0 && port <= 65535 && i < 2; i++) {
+        int size = number(sizes[i]), rank = number(ranks[i]);
+        if (size < 1 || rank < 0 || rank >= size)
+            continue;
+        *world = (ot_world){.size = size, .rank = rank, .host = host, .port = meeting_port(port)};
+        return 1;
     }
     return 0;
+}
+
+void ot_world_find(ot_world *world)
+{
+    static const char *const by_mpi[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}, *const by_srun[] = {
+                                                                                  "SLURM_STEP_NUM_TASKS"};
+    static const char *const here[] = {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE"};
+    *world = (ot_world){.size = first_number(by_mpi, 2)};
+    if (world->size == 0 && !is_in_environment(world))
+        world->size = first_number(by_srun, 1);
+    if (world->size == 0)
+        return;
+    world->here = first_number(here, 3);
+    if (world->here == 0 || world->here > world->size)
+        world->here = world->size;
+}
+
+int ot_group_launched(void)
+{
+    ot_world world;
+    ot_world_find(&world);
+    return world.size;
+}
+
+int ot_group_launched_here(void)
+{
+    ot_world world;
+    ot_world_find(&world);
+    return world.here;
 }
 
 int ot_group_launched_local(void)
@@ -31,9 +95,11 @@ int ot_group_launched_local(void)
     return 0;
 }
 
+/* ---- MPI ---- */
+
 static const char plugin_name[] = "libofftrain_mpi.so";
 
-ot_status ot_transport_open_mpi(ot_transport **out)
+static ot_status open_mpi(ot_transport **out)
 {
     char error[OT_TRANSPORT_TEXT_BYTES] = "it is of another version of offtrain; build both again";
     ot_transport_entry *entry = NULL;
@@ -48,4 +114,25 @@ ot_status ot_transport_open_mpi(ot_transport **out)
     memcpy(&entry, &symbol, sizeof entry); /* C has no cast for it */
     *out = entry != NULL ? entry(OT_TRANSPORT_VERSION, error) : NULL;
     return *out != NULL ? OT_OK : ot_fail(OT_ERR_DEVICE, "%s: %s", plugin_name, error);
+}
+
+/* ---- either ---- */
+
+ot_status ot_transport_join(double timeout_s, ot_transport **out)
+{
+    ot_world world;
+    ot_world_find(&world);
+    if (world.host != NULL)
+        return ot_transport_open_tcp(&world, timeout_s, out);
+    OT_TRY(open_mpi(out));
+    if (world.size == 0 || (*out)->size == world.size)
+        return OT_OK;
+    int found = (*out)->size;
+    (*out)->close(*out);
+    *out = NULL;
+    return ot_fail(
+        OT_ERR_DEVICE,
+        "the launcher has started %d ranks, of which MPI finds %d; with srun either --mpi=pmix, or "
+        "export MASTER_ADDR (the first host) and MASTER_PORT (a free port there)",
+        world.size, found);
 }

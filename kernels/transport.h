@@ -45,7 +45,21 @@ struct ot_transport {
 typedef ot_transport *ot_transport_entry(uint32_t version, char error[OT_TRANSPORT_TEXT_BYTES]);
 #define OT_TRANSPORT_SYMBOL "ot_transport_open"
 
-/* Loads MPI's, beside the program or where OFFTRAIN_MPI_PLUGIN says, and joins the ranks that the launcher has started. */
-ot_status ot_transport_open_mpi(ot_transport **out) OT_MUST_CHECK;
+/* The ranks that a launcher has started, by its variables in the environment. */
+typedef struct ot_world {
+    int size; /* 0: none has */
+    int here; /* of them on this machine; all, where the launcher does not say */
+    /* Where they are to meet by TCP; NULL: MPI knows, and the rank, too. */
+    const char *host;
+    uint32_t port;
+    int rank;
+} ot_world;
+
+void ot_world_find(ot_world *world);
+
+/* Joins the world: over TCP, waiting for so long for all to come, or by MPI's library, which is loaded from beside the program
+ * or from where OFFTRAIN_MPI_PLUGIN says. OT_ERR_DEVICE. */
+ot_status ot_transport_join(double timeout_s, ot_transport **out) OT_MUST_CHECK;
+ot_status ot_transport_open_tcp(const ot_world *world, double timeout_s, ot_transport **out) OT_MUST_CHECK;
 
 #endif

@@ -29,8 +29,7 @@ static uint64_t usable_memory(uint64_t bytes)
 /* Ranks that share this machine's memory and drives. */
 static uint64_t local_ranks(const ot_job *job)
 {
-    const char *text = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
-    int launched = text != NULL ? atoi(text) : 0;
+    int launched = ot_group_launched_here();
     return launched > 0 && launched < job->flags->ranks ? (uint64_t)launched : (uint64_t)job->flags->ranks;
 }
 

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,15 +42,15 @@ static void hand_on_signals(void)
             sigaction(signals[i], &action, NULL);
 }
 
-/* What one rank of this machine gets of its cores. */
-static ot_status share_threads(const ot_train_flags *flags, int64_t *threads)
+/* What one of so many ranks of this machine gets of its cores. */
+static ot_status share_threads(const ot_train_flags *flags, int64_t ranks, int64_t *threads)
 {
     ot_team *team;
     *threads = flags->threads;
     if (*threads != OT_AUTO_INT)
         return OT_OK;
     OT_TRY(ot_team_open(0, &team));
-    *threads = ot_team_count(team) / flags->ranks;
+    *threads = ot_team_count(team) / ranks;
     *threads = *threads > 0 ? *threads : 1;
     ot_team_close(team);
     return OT_OK;
@@ -88,7 +89,7 @@ ot_status ot_ranks_launch(const ot_train_flags *flags, int argc, char **argv)
     if (length <= 0)
         return ot_fail(OT_ERR_INTERNAL, "--ranks: /proc does not say which program this is");
     self[length] = '\0';
-    OT_TRY(share_threads(flags, &threads));
+    OT_TRY(share_threads(flags, flags->ranks, &threads));
     snprintf(count, sizeof count, "%lld", (long long)flags->ranks);
     snprintf(cores, sizeof cores, "%lld", (long long)threads);
     char *own[OWN_WORDS] = {"mpirun", "--oversubscribe",           "--bind-to", "none",
@@ -119,7 +120,14 @@ ot_status ot_ranks_launch(const ot_train_flags *flags, int argc, char **argv)
 
 /* ---- joining ---- */
 
-ot_status ot_ranks_join(const ot_train_flags *flags, ot_group **out)
+/* Whether the launcher has left this process all cores. */
+static int has_all_cores(void)
+{
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) == sysconf(_SC_NPROCESSORS_ONLN);
+}
+
+ot_status ot_ranks_join(ot_train_flags *flags, ot_group **out)
 {
     const ot_group_options options = {.timeout_s = flags->rank_timeout};
     int launched = ot_group_launched();
@@ -127,6 +135,8 @@ ot_status ot_ranks_join(const ot_train_flags *flags, ot_group **out)
     if (launched > 0 && launched != flags->ranks)
         return ot_fail(OT_ERR_USAGE, "--ranks %lld, but the launcher has started %d", (long long)flags->ranks,
                        launched);
+    if (flags->ranks > 1 && has_all_cores())
+        OT_TRY(share_threads(flags, ot_group_launched_here(), &flags->threads));
     return flags->ranks > 1 ? ot_group_open(&options, out) : OT_OK;
 }
 

@@ -12,8 +12,9 @@ int ot_ranks_must_launch(const ot_train_flags *flags);
  * handed on. Not OT_OK: the exit code of the rank that failed, which has said why. */
 ot_status ot_ranks_launch(const ot_train_flags *flags, int argc, char **argv) OT_MUST_CHECK;
 
-/* Joins the ranks that a launcher has started; `*out` is NULL where there is one alone. */
-ot_status ot_ranks_join(const ot_train_flags *flags, ot_group **out) OT_MUST_CHECK;
+/* Joins the ranks that a launcher has started; `*out` is NULL where there is one alone. Those of one machine share its cores,
+ * unless the launcher has shared them out: `flags->threads`. */
+ot_status ot_ranks_join(ot_train_flags *flags, ot_group **out) OT_MUST_CHECK;
 
 /* OT_ERR_USAGE where several ranks are wanted of a command that has one. */
 ot_status ot_ranks_refuse(const ot_train_flags *flags, const char *command) OT_MUST_CHECK;

@@ -1,9 +1,13 @@
 /* Collective operations against what each rank can work out alone, on odd sizes: between threads, and between processes
- * where mpirun has started this program. Faults: a damaged way, a rank that does not come, one that gives up. */
+ * where mpirun has started this program. Faults: a damaged way, a rank that does not come, one that gives up, strangers. */
+#include <netinet/in.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "tests/support/ranks.h"
 #include "tests/support/test.h"
@@ -274,6 +278,192 @@ static void giving_up_ends_what_waits(void **state)
     ranks_close(r);
 }
 
+/* ---- by TCP ---- */
+
+/* A port that is free now, and a socket that has it where it is to be taken. */
+static uint32_t some_port(int *holder)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof at;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    must(fd >= 0 && bind(fd, (struct sockaddr *)&at, bytes) == 0 && listen(fd, 1) == 0);
+    must(getsockname(fd, (struct sockaddr *)&at, &bytes) == 0);
+    if (holder != NULL)
+        *holder = fd;
+    else
+        close(fd);
+    return ntohs(at.sin_port);
+}
+
+typedef struct guest {
+    pthread_t thread;
+    ot_world world;
+    double timeout_s;
+    ranks_body *body;
+    ot_status status;
+    ot_error error;
+} guest;
+
+static void *guest_main(void *argument)
+{
+    guest *g = argument;
+    ot_group_options options = {.timeout_s = 60};
+    ot_group *group;
+    g->status = ot_transport_open_tcp(&g->world, g->timeout_s, &options.transport);
+    g->error = ot_error_take();
+    if (g->status != OT_OK)
+        return NULL;
+    must(ot_group_open(&options, &group) == OT_OK);
+    g->body(group, NULL);
+    ot_group_close(group);
+    return NULL;
+}
+
+static void send_guest(guest *g, int rank, int size, uint32_t port, double timeout_s, ranks_body *body)
+{
+    *g = (guest){.world = {.size = size, .here = size, .host = "localhost", .port = port, .rank = rank},
+                 .timeout_s = timeout_s,
+                 .body = body};
+    assert_int_equal(pthread_create(&g->thread, NULL, guest_main, g), 0);
+}
+
+static void ranks_meet_by_tcp(void **state)
+{
+    (void)state;
+    for (int size = 2; size <= RANKS; size++) {
+        guest guests[RANKS];
+        uint32_t port = some_port(NULL);
+        for (int rank = size - 1; rank >= 0; rank--) /* the last to come is who listens */
+            send_guest(&guests[rank], rank, size, port, 60, everything);
+        for (int rank = 0; rank < size; rank++) {
+            pthread_join(guests[rank].thread, NULL);
+            assert_int_equal(guests[rank].status, OT_OK);
+        }
+    }
+}
+
+/* One with nonsense, one of another world, one who says nothing and goes. */
+static void strangers_are_turned_away(void **state)
+{
+    (void)state;
+    static const unsigned char words[3][24] = {"GET / HTTP/1.1\r\n\r\n",
+                                               {1, 107, 110, 114, 116, 102, 102, 111, 9}};
+    const size_t sizes[] = {24, 24, 0};
+    guest guests[2];
+    uint32_t port = some_port(NULL);
+    const struct sockaddr_in at = {
+        .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons((uint16_t)port)};
+    send_guest(&guests[0], 0, 2, port, 60, everything);
+    for (int i = 0; i < 3; i++) {
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        while (connect(fd, (const struct sockaddr *)&at, sizeof at) != 0) { /* it does not listen yet */
+            close(fd);
+            sched_yield();
+            fd = socket(AF_INET, SOCK_STREAM, 0);
+        }
+        assert_int_equal(send(fd, words[i], sizes[i], MSG_NOSIGNAL), sizes[i]);
+        close(fd);
+    }
+    send_guest(&guests[1], 1, 2, port, 60, everything);
+    for (int rank = 0; rank < 2; rank++) {
+        pthread_join(guests[rank].thread, NULL);
+        assert_int_equal(guests[rank].status, OT_OK);
+    }
+}
+
+static void who_does_not_meet_is_named(void **state)
+{
+    (void)state;
+    guest guests[3];
+    int holder;
+    uint32_t port = some_port(NULL);
+    send_guest(&guests[0], 0, 3, port, 0.5, everything);
+    send_guest(&guests[2], 2, 3, port, 1.5, everything);
+    for (int rank = 0; rank < 3; rank += 2) {
+        pthread_join(guests[rank].thread, NULL);
+        assert_int_equal(guests[rank].status, OT_ERR_DEVICE);
+    }
+    (void)ot_error_raise(&guests[0].error);
+    says("rank 0 of 3, at localhost port");
+    says("rank 1 has not come");
+    (void)ot_error_raise(&guests[2].error);
+    says("not all ranks have come to rank 0");
+    port = some_port(&holder);
+    send_guest(&guests[0], 0, 2, port, 0.5, everything);
+    pthread_join(guests[0].thread, NULL);
+    close(holder);
+    assert_int_equal(guests[0].status, OT_ERR_DEVICE);
+    (void)ot_error_raise(&guests[0].error);
+    says("cannot listen: Address already in use");
+}
+
+/* Another operation than the others', and then no more. */
+static void go_astray(ot_group *group, void *context)
+{
+    (void)context;
+    double numbers[2] = {0};
+    int rank = ot_group_rank(group);
+    ot_status status = rank == 0 ? ot_group_sum(group, "numbers", numbers, 2)
+                                 : ot_group_broadcast(group, "numbers", 1, numbers, sizeof numbers);
+    if (rank > 0)
+        return; /* what it sends may be on its way yet */
+    must(status == OT_ERR_DEVICE);
+    must(strstr(ot_error_text(), "the ranks do not do the same") != NULL);
+}
+
+static void ranks_that_differ_are_told(void **state)
+{
+    (void)state;
+    guest guests[2];
+    uint32_t port = some_port(NULL);
+    for (int rank = 0; rank < 2; rank++)
+        send_guest(&guests[rank], rank, 2, port, 60, go_astray);
+    for (int rank = 0; rank < 2; rank++)
+        pthread_join(guests[rank].thread, NULL);
+}
+
+typedef struct launch {
+    const char *set[6]; /* NAME=VALUE */
+    ot_world world;     /* that these mean */
+} launch;
+
+static void the_launcher_is_known(void **state)
+{
+    (void)state;
+    static const launch launches[] = {
+        {{NULL}, {0}},
+        {{"OMPI_COMM_WORLD_SIZE=6", "OMPI_COMM_WORLD_LOCAL_SIZE=2", "RANK=1", "WORLD_SIZE=9", "MASTER_ADDR=a",
+          "MASTER_PORT=1"},
+         {.size = 6, .here = 2}},
+        {{"PMI_SIZE=3"}, {.size = 3, .here = 3}},
+        {{"SLURM_STEP_NUM_TASKS=4"}, {.size = 4, .here = 4}},
+        {{"SLURM_STEP_NUM_TASKS=4", "SLURM_PROCID=3", "MASTER_ADDR=a", "MASTER_PORT=29500"},
+         {.size = 4, .here = 4, .host = "a", .port = 29500, .rank = 3}},
+        {{"RANK=1", "WORLD_SIZE=4", "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=a", "MASTER_PORT=29500"},
+         {.size = 4, .here = 2, .host = "a", .port = 29500, .rank = 1}},
+        {{"RANK=1", "WORLD_SIZE=4", "TORCHELASTIC_USE_AGENT_STORE=True", "MASTER_ADDR=a",
+          "MASTER_PORT=29500"},
+         {.size = 4, .here = 4, .host = "a", .port = 29501, .rank = 1}},
+        {{"RANK=4", "WORLD_SIZE=4", "MASTER_ADDR=a", "MASTER_PORT=29500"}, {0}},
+        {{"RANK=1", "WORLD_SIZE=4", "MASTER_ADDR=a", "MASTER_PORT=70000"}, {0}},
+        {{"RANK=1", "WORLD_SIZE=4x", "MASTER_ADDR=a", "MASTER_PORT=29500"}, {0}},
+        {{"RANK=1", "WORLD_SIZE=4"}, {0}},
+    };
+    for (size_t i = 0; i < sizeof launches / sizeof *launches; i++) {
+        ot_world found, expected = launches[i].world;
+        clearenv();
+        for (int s = 0; s < 6 && launches[i].set[s] != NULL; s++)
+            assert_int_equal(putenv((char *)(uintptr_t)launches[i].set[s]), 0);
+        ot_world_find(&found);
+        if (found.size != expected.size || found.here != expected.here || found.port != expected.port ||
+            found.rank != expected.rank || (found.host == NULL) != (expected.host == NULL))
+            fail_msg("environment %zu: rank %d of %d, %d here, port %u", i, found.rank, found.size,
+                     found.here, found.port);
+        assert_int_equal(ot_group_launched(), expected.size);
+        assert_int_equal(ot_group_launched_here(), expected.here);
+    }
+}
+
 /* Under mpirun: this process is one rank. Its argument says how many there must be. */
 static int run_launched(const char *size)
 {
@@ -291,10 +481,11 @@ static int run_launched(const char *size)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(operations_do_what_they_say),
-        cmocka_unit_test(a_damaged_way_is_named),
-        cmocka_unit_test(who_does_not_come_is_named),
-        cmocka_unit_test(giving_up_ends_what_waits),
+        cmocka_unit_test(operations_do_what_they_say), cmocka_unit_test(a_damaged_way_is_named),
+        cmocka_unit_test(who_does_not_come_is_named),  cmocka_unit_test(giving_up_ends_what_waits),
+        cmocka_unit_test(ranks_meet_by_tcp),           cmocka_unit_test(strangers_are_turned_away),
+        cmocka_unit_test(who_does_not_meet_is_named),  cmocka_unit_test(ranks_that_differ_are_told),
+        cmocka_unit_test(the_launcher_is_known), /* the last: it empties the environment */
     };
     if (argc > 1)
         return run_launched(argv[1]);

@@ -1,7 +1,7 @@
 /* deny RULE… -- COMMAND…: runs COMMAND with the kernel refusing it the things the rules name.
  *
- *   io_uring_setup=ERRNO, io_uring_enter=ERRNO, io_uring_register=ERRNO, fallocate=ERRNO
- *                            the system call fails with it
+ *   io_uring_setup=ERRNO, io_uring_enter=ERRNO, io_uring_register=ERRNO, fallocate=ERRNO, process_vm_readv=ERRNO,
+ *   process_vm_writev=ERRNO  the system call fails with it
  *   register-buffers=ERRNO   io_uring_register fails with it for buffers only
  *   open-direct=ERRNO        open and openat fail with it where O_DIRECT is asked for
  *   memlock=SIZE             RLIMIT_MEMLOCK is SIZE, and CAP_IPC_LOCK is gone for good, for root too
@@ -53,6 +53,8 @@ static const struct rule {
     {"io_uring_enter", SYS_io_uring_enter, WHATEVER, 0, 0},
     {"io_uring_register", SYS_io_uring_register, WHATEVER, 0, 0},
     {"fallocate", SYS_fallocate, WHATEVER, 0, 0},
+    {"process_vm_readv", SYS_process_vm_readv, WHATEVER, 0, 0},
+    {"process_vm_writev", SYS_process_vm_writev, WHATEVER, 0, 0},
     {"register-buffers", SYS_io_uring_register, 1, REGISTER_OPCODE, REGISTER_BUFFERS},
     {"open-direct", SYS_openat, 2, O_DIRECT, O_DIRECT},
 #ifdef SYS_open
