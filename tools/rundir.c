@@ -18,29 +18,64 @@
 /* train.log; one, as the log is: its sink has no argument. */
 static FILE *log_file;
 
-/* The file is nobody's where nobody holds its lock. */
-static void sweep_file(const char *path)
+/* A folder's file of the NVMe tier is nobody's where nobody holds its lock. Returns whether it is gone now. */
+static int sweep_file(const char *folder)
 {
+    char path[PATH_MAX];
+    if (snprintf(path, sizeof path, "%s/%s", folder, OT_STORE_FILE_NAME) >= PATH_MAX)
+        return 0;
     int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW), taken = 0;
     if (fd < 0)
-        return;
-    if (ot_file_lock(fd, path, &taken) == OT_OK && taken && unlink(path) == 0)
+        return 0;
+    int removed = ot_file_lock(fd, path, &taken) == OT_OK && taken && unlink(path) == 0;
+    if (removed)
         ot_log(OT_LOG_INFO, "removed %s, which a run that died has left", path);
     close(fd);
+    return removed;
 }
 
-void ot_rundir_sweep(const char *output_dir)
+static int is_rank_folder(const char *name)
 {
-    DIR *folder = opendir(output_dir);
+    static const char prefix[] = "rank-";
+    size_t length = sizeof prefix - 1;
+    return strncmp(name, prefix, length) == 0 && name[length] != '\0' &&
+           name[length + strspn(name + length, "0123456789")] == '\0';
+}
+
+typedef void sweep_folder(const char *path, const char *name);
+
+static void sweep_each(const char *parent, sweep_folder *sweep)
+{
+    DIR *folder = opendir(parent);
     if (folder == NULL)
         return;
     for (struct dirent *entry; (entry = readdir(folder)) != NULL;) {
         char path[PATH_MAX];
-        int length = snprintf(path, sizeof path, "%s/%s/%s", output_dir, entry->d_name, OT_STORE_FILE_NAME);
-        if (entry->d_name[0] != '.' && length < PATH_MAX)
-            sweep_file(path);
+        if (entry->d_name[0] != '.' && snprintf(path, sizeof path, "%s/%s", parent, entry->d_name) < PATH_MAX)
+            sweep(path, entry->d_name);
     }
     closedir(folder);
+}
+
+/* One that is empty without a file of a dead run's may be a rank's that is starting. */
+static void sweep_rank(const char *path, const char *name)
+{
+    if (is_rank_folder(name) && sweep_file(path))
+        (void)rmdir(path);
+}
+
+static void sweep_run(const char *path, const char *name)
+{
+    (void)name;
+    sweep_file(path);
+    sweep_each(path, sweep_rank);
+}
+
+void ot_rundir_sweep(const ot_train_flags *flags)
+{
+    sweep_each(flags->output_dir, sweep_run);
+    for (size_t i = 0; i < flags->nvme.count; i++)
+        sweep_each(flags->nvme.items[i], sweep_rank);
 }
 
 static ot_status too_long(const char *path)

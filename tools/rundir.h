@@ -18,8 +18,9 @@ typedef struct ot_rundir {
 /* As a shell would have to be told. */
 void ot_print_argument(const char *argument, FILE *out);
 
-/* Removes the swap files of runs in the folder whose processes have died: each would keep its room for good. */
-void ot_rundir_sweep(const char *output_dir);
+/* Removes the swap files of runs in --output-dir whose processes have died, their ranks' and those of ranks under --nvme: each
+ * would keep its room for good. */
+void ot_rundir_sweep(const ot_train_flags *flags);
 
 /* Makes the folder, writes config.yaml and command.txt, and from now on adds what is logged to train.log. OT_ERR_USAGE where a
  * run of the given name is there already. With `folder` != "" that run goes on after `step` steps: metrics.jsonl loses the

@@ -149,7 +149,7 @@ static ot_status open_run(ot_run *r, int argc, char **argv)
                        r->flags.gpu);
     OT_TRY(join_ranks(r));
     if (!r->silent)
-        ot_rundir_sweep(r->flags.output_dir);
+        ot_rundir_sweep(&r->flags);
     OT_TRY(ot_session_open(&r->flags, &r->session));
     OT_TRY(ot_job_open_fitting(&r->flags, &r->job));
     OT_TRY(ot_ranks_share_training(r->group, &r->job.training));

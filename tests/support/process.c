@@ -3,6 +3,7 @@
 
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -104,4 +105,14 @@ int count_lines(const char *text)
     for (const char *c = text; *c != '\0'; c++)
         lines += *c == '\n' || c[1] == '\0';
     return lines;
+}
+
+done_line must_be_done(const outcome *result)
+{
+    done_line done;
+    const char *loss = strstr(result->out, "loss="), *hash = strstr(result->out, "params=");
+    if (result->code != 0 || loss == NULL || hash == NULL || sscanf(hash, "params=%31s", done.hash) != 1)
+        fail_msg("%d: %s%s", result->code, result->out, result->err);
+    done.loss = strtod(loss + 5, NULL);
+    return done;
 }

@@ -1,0 +1,271 @@
+/* Ranks in surroundings that users have: started by hand with torchrun's variables, in containers with little shared memory or
+ * without sight of each other, with fewer samples than a step takes, and with others who save at the same time. */
+#include <limits.h>
+#include <math.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "io/clock.h"
+#include "tests/support/process.h"
+#include "tests/support/test.h"
+#include "tests/support/tree.h"
+
+#define RUN                                                                                                  \
+    OT_COMMAND                                                                                               \
+    " --model tiny --device cpu --seq-len 32 --global-batch-size 12 --lr 1e-3 --lr-scheduler constant"       \
+    " --warmup-steps 0 --threads 1 -q -o %s %s"
+
+enum { RANKS = 3, SKIP = 77 };
+
+static char *root;
+static process ranks[RANKS];
+static outcome results[RANKS], result;
+
+static int open_root(void **state)
+{
+    (void)state;
+    root = tree_open();
+    return 0;
+}
+
+static int close_root(void **state)
+{
+    (void)state;
+    for (int rank = 0; rank < RANKS; rank++)
+        process_kill(&ranks[rank]);
+    tree_close(root);
+    return 0;
+}
+
+static void expect_in(const char *text, const char *part)
+{
+    if (strstr(text, part) == NULL)
+        fail_msg("\"%s\" is not in \"%s\"", part, text);
+}
+
+static done_line must_train(const char *flags)
+{
+    process_run(&result, RUN, root, flags);
+    return must_be_done(&result);
+}
+
+/* ---- started by hand ---- */
+
+static int free_port(void)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof at;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&at, bytes), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &bytes), 0);
+    close(fd);
+    return ntohs(at.sin_port);
+}
+
+static void start_by_hand(int count, const char *flags)
+{
+    int port = free_port();
+    for (int rank = 0; rank < count; rank++)
+        process_start(&ranks[rank],
+                      "env MASTER_ADDR=localhost MASTER_PORT=%d RANK=%d LOCAL_RANK=%d WORLD_SIZE=%d " RUN,
+                      port, rank, rank, count, root, flags);
+}
+
+static void wait_for_all(int count)
+{
+    for (int rank = 0; rank < count; rank++)
+        process_wait(&ranks[rank], &results[rank]);
+}
+
+static void processes_of_any_launcher_meet(void **state)
+{
+    (void)state;
+    done_line expected = must_train("--ranks 3 --max-steps 3");
+    start_by_hand(3, "--max-steps 3 --zero 2");
+    wait_for_all(3);
+    assert_string_equal(must_be_done(&results[0]).hash, expected.hash);
+    for (int rank = 1; rank < 3; rank++) {
+        assert_int_equal(results[rank].code, 0);
+        assert_string_equal(results[rank].out, "");
+    }
+}
+
+/* Starts a run that would not end, and waits until it has made steps. */
+static void start_for_ever(const char *name, const char *flags)
+{
+    char path[PATH_MAX], all[256];
+    struct stat facts;
+    snprintf(path, sizeof path, "%s/%s/metrics.jsonl", root, name);
+    snprintf(all, sizeof all, "--max-steps 1000000 --save-steps 1000000 --run-name %s %s", name, flags);
+    start_by_hand(3, all);
+    int64_t limit = ot_clock_ns() + 60 * INT64_C(1000000000);
+    while (stat(path, &facts) != 0 || facts.st_size == 0) {
+        assert_true(ot_clock_ns() < limit && process_runs(&ranks[0]));
+        nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+    }
+}
+
+/* There is no launcher that would end the others: they do so themselves. */
+static void a_killed_rank_ends_the_others(void **state)
+{
+    (void)state;
+    start_for_ever("killed", "");
+    int64_t began = ot_clock_ns();
+    process_signal(&ranks[1], SIGKILL);
+    wait_for_all(3);
+    assert_true(ot_clock_ns() - began < 10 * INT64_C(1000000000));
+    assert_int_equal(results[1].code, -SIGKILL);
+    for (int rank = 0; rank < 3; rank += 2)
+        assert_int_equal(results[rank].code, 8);
+    if (strstr(results[0].err, "rank 1 has died") == NULL)
+        expect_in(results[2].err, "rank 1 has died"); /* one may have seen the other end first */
+}
+
+static void a_rank_that_sleeps_is_named(void **state)
+{
+    (void)state;
+    start_for_ever("asleep", "--rank-timeout 2");
+    process_signal(&ranks[2], SIGSTOP);
+    for (int rank = 0; rank < 2; rank++) {
+        process_wait(&ranks[rank], &results[rank]);
+        assert_int_equal(results[rank].code, 8);
+    }
+    expect_in(results[0].err, "rank 0 of 3, step ");
+    expect_in(results[0].err, "2");
+    if (strstr(results[0].err, "waited 2 s for rank 2") == NULL)
+        expect_in(results[1].err, "waited 2 s for rank 2");
+    process_kill(&ranks[2]);
+}
+
+static void a_stop_of_one_is_a_clean_end_of_all(void **state)
+{
+    (void)state;
+    char path[PATH_MAX];
+    start_for_ever("stopped", "");
+    process_signal(&ranks[2], SIGTERM);
+    wait_for_all(3);
+    assert_int_equal(results[0].code, 143);
+    snprintf(path, sizeof path, "%s/stopped/latest", root);
+    assert_int_equal(access(path, F_OK), 0);
+}
+
+/* ---- containers ---- */
+
+static void little_shared_memory_is_enough(void **state)
+{
+    (void)state;
+    if (process_run(&result, "unshare -m mount -t tmpfs -o size=64m tmpfs /dev/shm") != 0)
+        skip();
+    process_run(&result, "unshare -m sh -c 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec " RUN "'", root,
+                "--ranks 3 --max-steps 3");
+    char hash[32];
+    snprintf(hash, sizeof hash, "%s", must_be_done(&result).hash);
+    assert_string_equal(must_train("--ranks 3 --max-steps 3").hash, hash);
+}
+
+/* As in a container whose processes may not read each other's memory. */
+static void ranks_need_not_see_each_other(void **state)
+{
+    (void)state;
+    if (process_run(&result, OT_DENY " process_vm_readv=EPERM -- true") == SKIP)
+        skip();
+    process_run(&result, OT_DENY " process_vm_readv=EPERM process_vm_writev=EPERM -- " RUN, root,
+                "--ranks 3 --max-steps 3");
+    done_line done = must_be_done(&result);
+    assert_string_equal(result.err, "");
+    assert_string_equal(must_train("--ranks 3 --max-steps 3").hash, done.hash);
+}
+
+/* ---- data and folders ---- */
+
+/* 7 rows, 4 a step: the second step of an epoch has 3, and the second rank one of them. */
+static void seven_samples_are_enough(void **state)
+{
+    (void)state;
+    static const char row[] = "{\"prompt\": \"What is %d and %d?\", \"completion\": \" It is %d%.*s\"}\n";
+    char text[2048] = "", flags[512];
+    for (int i = 0; i < 7; i++)
+        snprintf(text + strlen(text), sizeof text - strlen(text), row, i, i * i, i + i * i, i, "!!!!!!!");
+    tree_write(root, "/seven.jsonl", text);
+    double losses[2];
+    for (int i = 0; i < 2; i++) {
+        snprintf(flags, sizeof flags,
+                 "--data %s/seven.jsonl --packing off --global-batch-size 4 --precision fp32 --epochs 2 "
+                 "--max-steps -1 --run-name seven-%d --ranks %d",
+                 root, i + 1, i + 1);
+        losses[i] = must_train(flags).loss;
+        expect_in(result.out, "done steps=4 ");
+    }
+    assert_true(fabs(losses[1] - losses[0]) <= 1e-5 * losses[0]);
+}
+
+/* Every step of both runs, of two ranks each, in one folder: none gets in the other's way, and what they leave is whole. */
+static void two_save_at_once(void **state)
+{
+    (void)state;
+    process groups[2];
+    char flags[256], hashes[2][32];
+    for (int i = 0; i < 2; i++) {
+        snprintf(flags, sizeof flags,
+                 "--ranks 2 --max-steps 6 --save-steps 1 --seed %d --run-name at-once-%d", i, i);
+        process_start(&groups[i], RUN, root, flags);
+    }
+    for (int i = 0; i < 2; i++) {
+        process_wait(&groups[i], &result);
+        memcpy(hashes[i], must_be_done(&result).hash, sizeof hashes[i]);
+    }
+    assert_string_not_equal(hashes[0], hashes[1]);
+    for (int i = 0; i < 2; i++) {
+        process_run(&result, "ls %s/at-once-%d", root, i);
+        expect_in(result.out, "checkpoint-5\ncheckpoint-6\n");
+        assert_null(strstr(result.out, "checkpoint-4"));
+        assert_null(strstr(result.out, ".tmp"));
+        assert_null(strstr(result.out, "rank-"));
+        snprintf(flags, sizeof flags, "--max-steps 6 --resume %s/at-once-%d --run-name after-%d --seed %d",
+                 root, i, i, i);
+        assert_string_equal(must_train(flags).hash, hashes[i]);
+    }
+}
+
+/* Of ranks that were killed all at once, by the next run in the folder, whatever its own ranks. */
+static void what_dead_ranks_left_is_swept(void **state)
+{
+    (void)state;
+    char path[PATH_MAX];
+    start_for_ever("swept", "--place states=nvme --io threads"); /* the kernel takes io_uring down later */
+    for (int rank = 0; rank < 3; rank++)
+        process_signal(&ranks[rank], SIGKILL);
+    wait_for_all(3);
+    tree_write(root, "/swept/rank-1/notes", "nobody's of ours");
+    for (int rank = 1; rank < 3; rank++) {
+        snprintf(path, sizeof path, "%s/swept/rank-%d/offtrain.swap", root, rank);
+        assert_int_equal(access(path, F_OK), 0);
+    }
+    must_train("--max-steps 1");
+    process_run(&result, "find %s/swept -name rank-2 -o -name offtrain.swap -o -name notes", root);
+    snprintf(path, sizeof path, "%s/swept/rank-1/notes\n", root);
+    assert_string_equal(result.out, path);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(processes_of_any_launcher_meet),
+        cmocka_unit_test(a_killed_rank_ends_the_others),
+        cmocka_unit_test(a_rank_that_sleeps_is_named),
+        cmocka_unit_test(a_stop_of_one_is_a_clean_end_of_all),
+        cmocka_unit_test(little_shared_memory_is_enough),
+        cmocka_unit_test(ranks_need_not_see_each_other),
+        cmocka_unit_test(seven_samples_are_enough),
+        cmocka_unit_test(two_save_at_once),
+        cmocka_unit_test(what_dead_ranks_left_is_swept),
+    };
+    return cmocka_run_group_tests(tests, open_root, close_root);
+}
