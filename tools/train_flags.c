@@ -145,7 +145,7 @@ static const ot_option options[] = {
     TEXT("device", device, "NAME", "auto", "auto|cpu|cuda", "where to compute", NULL),
     NUMBER(INT, "threads", threads, "N", "auto", "auto", "of the CPU; auto: one for each core allowed", NULL),
     NUMBER(INT, "ranks", ranks, "N", "auto", "auto",
-           "processes that share the model, started by mpirun; auto: those of the launcher, or 1", "gpus"),
+           "processes that share one model, N here; auto: those of mpirun, srun or torchrun, or 1", "gpus"),
     NUMBER(INT, "zero", zero, "N", "auto", "auto",
            "what ranks share: 1 states, 2 and gradients, 3 and weights; auto: 3, with adafactor 1", NULL),
     NUMBER(REAL, "rank-timeout", rank_timeout, "S", "1800", NULL, "seconds that a rank waits for others",
