@@ -19,6 +19,14 @@ static int number(const char *name)
     return value >= 0 && value <= 1 << 20 && *end == '\0' ? (int)value : -1;
 }
 
+/* Of srun's "2(x3),1", tasks node by node, the first. */
+static int first_of_list(const char *name)
+{
+    const char *text = getenv(name);
+    int value = text != NULL ? atoi(text) : 0;
+    return value > 0 ? value : 0;
+}
+
 /* The first of the names that is there, above 0. */
 static int first_number(const char *const names[], size_t count)
 {
@@ -65,6 +73,8 @@ void ot_world_find(ot_world *world)
     if (world->size == 0)
         return;
     world->here = first_number(here, 3);
+    if (world->here == 0)
+        world->here = first_of_list("SLURM_STEP_TASKS_PER_NODE");
     if (world->here == 0 || world->here > world->size)
         world->here = world->size;
 }

@@ -53,7 +53,7 @@ static ot_status check_stages(const ot_plan_request *request)
 
 size_t ot_operations_most(const ot_plan_request *request, size_t chunks)
 {
-    const double per_micro_batch = 3, per_chunk = 22, per_layer = request->ranks > 1 ? 6 : 0;
+    const double per_micro_batch = 3, per_chunk = 22, per_layer = request->ranks > 1 ? 7 : 0;
     double visits = 2 * (double)request->stage_count - 1;
     double most = per_micro_batch * visits * (double)request->micro_batches + per_chunk * (double)chunks +
                   per_layer * (double)request->layer_count;

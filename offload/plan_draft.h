@@ -73,7 +73,7 @@ typedef struct ot_draft {
 
 /* What a step's list has at most: a computation and two moves a micro-batch and visit; for a chunk its update, five
  * reads, four writes, its gradient's two moves, two passes over it with a read each, and a read and a copy for each of
- * up to three visits that fetch it. With several ranks, for a layer up to five times its gathering, and its scattering. */
+ * up to three visits that fetch it. With several ranks, for a layer up to six gatherings and its scattering. */
 size_t ot_operations_most(const ot_plan_request *request, size_t chunks);
 
 /* Checks the request, cuts the chunks, and allocates everything but places and lists. */

@@ -5,10 +5,12 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "engine/checkpoint_set.h"
 #include "io/clock.h"
 #include "io/log.h"
+#include "io/path.h"
 #include "io/stop.h"
 #include "tools/command.h"
 #include "tools/run.h"
@@ -135,6 +137,8 @@ static ot_status open_folder(ot_run *r, int argc, char **argv)
     OT_TRY(ot_group_broadcast(r->group, "the run's folder", 0, r->dir.path, sizeof r->dir.path));
     r->dir.directory = r->dir.path;
     if (r->flags.nvme.count == 0) {
+        if (r->silent)
+            OT_TRY(ot_path_make_folders(r->dir.path)); /* on another machine it need not be there */
         r->job.training.directories = &r->dir.directory;
         r->job.training.directory_count = 1;
     }
@@ -173,6 +177,8 @@ static ot_status open_run(ot_run *r, int argc, char **argv)
 static ot_status leave_ranks(ot_run *r, ot_status status)
 {
     ot_ranks_remove_folders(&r->folders);
+    if (r->silent && r->flags.nvme.count == 0)
+        (void)rmdir(r->dir.path); /* which is empty where it was made for this rank alone */
     if (r->group == NULL)
         return status;
     if (status == OT_OK || is_stopped(status)) {

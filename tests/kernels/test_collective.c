@@ -383,17 +383,17 @@ static void who_does_not_meet_is_named(void **state)
         pthread_join(guests[rank].thread, NULL);
         assert_int_equal(guests[rank].status, OT_ERR_DEVICE);
     }
-    (void)ot_error_raise(&guests[0].error);
+    assert_int_equal(ot_error_raise(&guests[0].error), OT_ERR_DEVICE);
     says("rank 0 of 3, at localhost port");
     says("rank 1 has not come");
-    (void)ot_error_raise(&guests[2].error);
+    assert_int_equal(ot_error_raise(&guests[2].error), OT_ERR_DEVICE);
     says("not all ranks have come to rank 0");
     port = some_port(&holder);
     send_guest(&guests[0], 0, 2, port, 0.5, everything);
     pthread_join(guests[0].thread, NULL);
     close(holder);
     assert_int_equal(guests[0].status, OT_ERR_DEVICE);
-    (void)ot_error_raise(&guests[0].error);
+    assert_int_equal(ot_error_raise(&guests[0].error), OT_ERR_DEVICE);
     says("cannot listen: Address already in use");
 }
 
@@ -437,8 +437,9 @@ static void the_launcher_is_known(void **state)
          {.size = 6, .here = 2}},
         {{"PMI_SIZE=3"}, {.size = 3, .here = 3}},
         {{"SLURM_STEP_NUM_TASKS=4"}, {.size = 4, .here = 4}},
-        {{"SLURM_STEP_NUM_TASKS=4", "SLURM_PROCID=3", "MASTER_ADDR=a", "MASTER_PORT=29500"},
-         {.size = 4, .here = 4, .host = "a", .port = 29500, .rank = 3}},
+        {{"SLURM_STEP_NUM_TASKS=4", "SLURM_PROCID=3", "MASTER_ADDR=a", "MASTER_PORT=29500",
+          "SLURM_STEP_TASKS_PER_NODE=2(x2)"},
+         {.size = 4, .here = 2, .host = "a", .port = 29500, .rank = 3}},
         {{"RANK=1", "WORLD_SIZE=4", "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=a", "MASTER_PORT=29500"},
          {.size = 4, .here = 2, .host = "a", .port = 29500, .rank = 1}},
         {{"RANK=1", "WORLD_SIZE=4", "TORCHELASTIC_USE_AGENT_STORE=True", "MASTER_ADDR=a",
