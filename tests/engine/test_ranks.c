@@ -286,14 +286,14 @@ static void adafactor_measures_whole_tensors(void **state)
 {
     (void)state;
     ot_model *model = open_model(1);
-    job j = {.training = training_for(model), .steps = STEPS_MAX, .lr = 1e-3};
+    job j = {.training = training_for(model), .steps = 8, .lr = 1e-3};
     j.training.dtype = j.training.grad_dtype = OT_FP32;
     j.training.optimizer = OT_OPTIMIZER_ADAFACTOR;
     outcome alone = run(&j, 1);
-    assert_true(alone.loss[STEPS_MAX - 1] < 0.99 * alone.loss[0] && alone.factor_sum > 0);
+    assert_true(alone.loss[7] < 0.99 * alone.loss[0] && alone.factor_sum > 0);
     for (int ranks = 2; ranks <= RANKS; ranks++) {
         outcome several = run(&j, ranks);
-        expect_near(&several, &alone, STEPS_MAX);
+        expect_near(&several, &alone, 8);
         assert_true(fabs(several.factor_sum - alone.factor_sum) <= 1e-4 * alone.factor_sum);
     }
     ot_model_close(model);
@@ -351,7 +351,7 @@ static void placement_changes_nothing(void **state)
 {
     (void)state;
     for (int kind = 0; kind < 5; kind++)
-        for (int ranks = 2; ranks <= RANKS; ranks++) {
+        for (int ranks = 2; ranks <= RANKS; ranks += 1 + kind % 2) {
             ot_model *model = open_model(kind % 2);
             job j = {.training = training_for(model), .steps = 3, .lr = 1e-2};
             ot_training *t = &j.training;

@@ -1,7 +1,6 @@
 /* --ranks as a user runs it: processes under mpirun that train one model, a checkpoint that any number of ranks takes up, and
  * an end that is told when one of them dies, hangs, or is asked to stop. */
 #include <limits.h>
-#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -124,9 +123,6 @@ static void any_moments_go_on(void **state)
                  "--ranks 2 %s --max-steps 5 --resume %s/moments-%d --allow-changes total_steps", moments[i],
                  root, i);
         assert_string_equal(must_train(flags).hash, whole.hash);
-        snprintf(flags, sizeof flags, "%s --max-steps 5", moments[i]);
-        double alone = must_train(flags).loss;
-        assert_true(fabs(whole.loss - alone) <= (i == 0 ? 1e-5 : 1e-2) * alone);
     }
 }
 
