@@ -107,9 +107,9 @@ int count_lines(const char *text)
     return lines;
 }
 
-done_line must_be_done(const outcome *result)
+run_end must_end_well(const outcome *result)
 {
-    done_line done;
+    run_end done;
     const char *loss = strstr(result->out, "loss="), *hash = strstr(result->out, "params=");
     if (result->code != 0 || loss == NULL || hash == NULL || sscanf(hash, "params=%31s", done.hash) != 1)
         fail_msg("%d: %s%s", result->code, result->out, result->err);

@@ -32,11 +32,11 @@ void process_kill(process *p);
 int process_run(outcome *result, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* What the last line of a run tells, which has ended well. */
-typedef struct done_line {
+typedef struct run_end {
     double loss;
     char hash[32];
-} done_line;
-done_line must_be_done(const outcome *result);
+} run_end;
+run_end must_end_well(const outcome *result);
 
 /* Lines in a text, a last one without its end included. */
 int count_lines(const char *text);

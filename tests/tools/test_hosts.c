@@ -71,10 +71,10 @@ static long long sent_by_cable(void)
     return atoll(result.out);
 }
 
-static done_line expected(void)
+static run_end expected(void)
 {
     process_run(&result, RUN " --ranks 2", root);
-    return must_be_done(&result);
+    return must_end_well(&result);
 }
 
 /* At least the gradients, in FP32 and halves, cross it in each of the three steps. */
@@ -106,7 +106,7 @@ static void mpirun_reaches_two_hosts(void **state)
     process p;
     start_on(&p, 1, 0);
     process_wait(&p, &result);
-    done_line done = must_be_done(&result);
+    run_end done = must_end_well(&result);
     assert_int_equal(count_lines(result.out), 1);
     expect_traffic(before);
     assert_string_equal(expected().hash, done.hash);
@@ -128,7 +128,7 @@ static void processes_meet_across_hosts(void **state)
     if (result.code != 0)
         fail_msg("%d: %s", result.code, result.err);
     process_wait(&ranks[0], &result);
-    snprintf(hash, sizeof hash, "%s", must_be_done(&result).hash);
+    snprintf(hash, sizeof hash, "%s", must_end_well(&result).hash);
     expect_traffic(before);
     assert_string_equal(expected().hash, hash);
 }

@@ -39,10 +39,10 @@ static int close_root(void **state)
     return 0;
 }
 
-static done_line must_train(const char *flags)
+static run_end must_train(const char *flags)
 {
     process_run(&result, RUN " %s", root, flags);
-    done_line done = must_be_done(&result);
+    run_end done = must_end_well(&result);
     assert_int_equal(count_lines(result.out), 1); /* of all ranks together */
     return done;
 }
@@ -57,11 +57,11 @@ static void ranks_train_one_model(void **state)
 {
     (void)state;
     char flags[128];
-    done_line alone = must_train("--precision fp32 --max-steps 20");
+    run_end alone = must_train("--precision fp32 --max-steps 20");
     for (int ranks = 2; ranks <= 4; ranks++) {
         snprintf(flags, sizeof flags, "--precision fp32 --max-steps 20 --%s %d",
                  ranks == 3 ? "gpus" : "ranks", ranks);
-        done_line several = must_train(flags);
+        run_end several = must_train(flags);
         double difference = several.loss - alone.loss;
         if (difference > 1e-5 * alone.loss || difference < -1e-5 * alone.loss)
             fail_msg("%d ranks: loss %.9g, expected %.9g", ranks, several.loss, alone.loss);
@@ -71,7 +71,7 @@ static void ranks_train_one_model(void **state)
 static void placement_changes_nothing(void **state)
 {
     (void)state;
-    done_line first = must_train("--ranks 3 --max-steps 3");
+    run_end first = must_train("--ranks 3 --max-steps 3");
     char path[PATH_MAX];
     for (int zero = 1; zero <= 3; zero++) {
         char flags[256];
@@ -79,7 +79,7 @@ static void placement_changes_nothing(void **state)
                  "--ranks 3 --max-steps 3 --run-name nvme-%d --place weights=nvme states=nvme grads=nvme "
                  "acts=nvme --prefetch-depth 1 --zero %d",
                  zero, zero);
-        done_line other = must_train(flags);
+        run_end other = must_train(flags);
         assert_string_equal(first.hash, other.hash);
         assert_true(first.loss == other.loss);
     }
@@ -93,7 +93,7 @@ static void any_number_of_ranks_takes_up_a_checkpoint(void **state)
 {
     (void)state;
     char flags[256];
-    done_line saved = must_train("--ranks 2 --max-steps 4 --save-steps 4 --run-name saved");
+    run_end saved = must_train("--ranks 2 --max-steps 4 --save-steps 4 --run-name saved");
     for (int ranks = 1; ranks <= 4; ranks++) {
         snprintf(flags, sizeof flags, "--ranks %d --max-steps 4 --resume %s/saved --run-name again-%d", ranks,
                  root, ranks);
@@ -101,7 +101,7 @@ static void any_number_of_ranks_takes_up_a_checkpoint(void **state)
         assert_int_equal(count_lines(result.err), 1); /* that it goes on, said by one of them */
     }
     /* With the same number it is as if nothing had been. */
-    done_line whole = must_train("--ranks 2 --max-steps 6");
+    run_end whole = must_train("--ranks 2 --max-steps 6");
     snprintf(flags, sizeof flags,
              "--ranks 2 --max-steps 6 --resume %s/saved --run-name more --allow-changes total_steps", root);
     assert_string_equal(must_train(flags).hash, whole.hash);
@@ -115,7 +115,7 @@ static void any_moments_go_on(void **state)
     for (int i = 0; i < 2; i++) {
         char flags[512];
         snprintf(flags, sizeof flags, "--ranks 2 %s --max-steps 5", moments[i]);
-        done_line whole = must_train(flags);
+        run_end whole = must_train(flags);
         snprintf(flags, sizeof flags, "--ranks 2 %s --max-steps 3 --save-steps 3 --run-name moments-%d",
                  moments[i], i);
         must_train(flags);

@@ -50,10 +50,10 @@ static void expect_in(const char *text, const char *part)
         fail_msg("\"%s\" is not in \"%s\"", part, text);
 }
 
-static done_line must_train(const char *flags)
+static run_end must_train(const char *flags)
 {
     process_run(&result, RUN, root, flags);
-    return must_be_done(&result);
+    return must_end_well(&result);
 }
 
 /* ---- started by hand ---- */
@@ -87,10 +87,10 @@ static void wait_for_all(int count)
 static void processes_of_any_launcher_meet(void **state)
 {
     (void)state;
-    done_line expected = must_train("--ranks 3 --max-steps 3");
+    run_end expected = must_train("--ranks 3 --max-steps 3");
     start_by_hand(3, "--max-steps 3 --zero 2");
     wait_for_all(3);
-    assert_string_equal(must_be_done(&results[0]).hash, expected.hash);
+    assert_string_equal(must_end_well(&results[0]).hash, expected.hash);
     for (int rank = 1; rank < 3; rank++) {
         assert_int_equal(results[rank].code, 0);
         assert_string_equal(results[rank].out, "");
@@ -175,7 +175,7 @@ static void little_shared_memory_is_enough(void **state)
     process_run(&result, "unshare -m sh -c 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec " RUN "'", root,
                 "--ranks 3 --max-steps 3");
     char hash[32];
-    snprintf(hash, sizeof hash, "%s", must_be_done(&result).hash);
+    snprintf(hash, sizeof hash, "%s", must_end_well(&result).hash);
     assert_string_equal(must_train("--ranks 3 --max-steps 3").hash, hash);
 }
 
@@ -187,7 +187,7 @@ static void ranks_need_not_see_each_other(void **state)
         skip();
     process_run(&result, OT_DENY " process_vm_readv=EPERM process_vm_writev=EPERM -- " RUN, root,
                 "--ranks 3 --max-steps 3");
-    done_line done = must_be_done(&result);
+    run_end done = must_end_well(&result);
     assert_string_equal(result.err, "");
     assert_string_equal(must_train("--ranks 3 --max-steps 3").hash, done.hash);
 }
@@ -228,7 +228,7 @@ static void two_save_at_once(void **state)
     }
     for (int i = 0; i < 2; i++) {
         process_wait(&groups[i], &result);
-        memcpy(hashes[i], must_be_done(&result).hash, sizeof hashes[i]);
+        memcpy(hashes[i], must_end_well(&result).hash, sizeof hashes[i]);
     }
     assert_string_not_equal(hashes[0], hashes[1]);
     for (int i = 0; i < 2; i++) {
