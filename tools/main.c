@@ -53,8 +53,7 @@ static void print_help(FILE *out)
             "  --data FILE...       text or JSONL to train on; without it the built-in sample, 10 steps\n"
             "  --gpu-mem SIZE       most device memory, --host-mem SIZE most host memory\n"
             "  --nvme DIR...        folders on SSDs for what memory does not hold\n"
-            "  --ranks N            processes that share one model; under mpirun, srun or torchrun: theirs\n"
-            "  --max-steps N        --lr X  --global-batch-size N  --seq-len N\n"
+            "  --max-steps N        --lr X  --global-batch-size N  --seq-len N  --ranks N\n"
             "  --dry-run            the plan alone;  -c FILE.yaml: flags from a file\n\n"
             "offtrain COMMAND --help lists all options of a command: offtrain train --help\n");
 }
