@@ -137,6 +137,7 @@ __device__ inline void store_int8(const moment &m, size_t i, size_t left, pack x
 #pragma unroll
     for (unsigned k = 0; k < PACK; k++)
         q.element[k] = quantize(x.v[k], word[k], inverse, m.is_square ? 255.0f : 127.0f, !m.is_square);
+    __syncwarp(); /* all lanes have read the scale that the first one replaces */
     if (left == 0)
         return;
     store_raw((uint8_t *)m.values + i, left, m.aligned, q);

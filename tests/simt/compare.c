@@ -11,7 +11,7 @@
 #include "kernels/cuda/launch.h"
 #include "tests/support/test.h"
 
-enum { OUTPUTS_MAX = 8, ORDERS = 5 };
+enum { OUTPUTS_MAX = 8, ORDERS = 5, FIRST_ORDERS = 3 };
 
 static const struct {
     simt_order order;
@@ -211,7 +211,7 @@ static void run_in_all_orders(operation *run, void *context, tensor *const outpu
     void *first[OUTPUTS_MAX];
     run_in_order(run, context, outputs, 0);
     save(outputs, first);
-    for (int order = 1; order < ORDERS; order++) {
+    for (int order = 1; order < ORDERS && !SIMT_FINDS_RACES; order++) {
         run_in_order(run, context, outputs, order);
         expect_same(outputs, first, what, "in the first order");
     }
@@ -248,24 +248,50 @@ double tolerance_between(ot_dtype dtype)
 
 /* ---- Planted faults and counters ---- */
 
+static int is_wrong_without(operation *run, void *context, tensor *const outputs[], void *const right[],
+                            int barrier, int order)
+{
+    faulty = 1;
+    error_count = 0;
+    simt_leave_out(barrier);
+    run_in_order(run, context, outputs, order);
+    return error_count > 0 || (!SIMT_FINDS_RACES && first_difference(outputs, right) >= 0);
+}
+
 /* Whether a run without this barrier gives other bytes or an error, in a process of its own: it may follow
- * indices that were never written. */
+ * indices that were never written. ThreadSanitizer sees nothing in such a process; a race has to do. */
 static int is_missed(operation *run, void *context, tensor *const outputs[], void *const right[], int barrier,
                      int order)
 {
-    pid_t child = fork();
-    assert_true(child >= 0);
+    simt_hush();
+    pid_t child = SIMT_FINDS_RACES ? 0 : fork();
     if (child == 0) {
         signal(SIGSEGV, SIG_DFL);
-        freopen("/dev/null", "w", stderr); /* what a sanitizer has to say */
-        faulty = 1;
-        simt_leave_out(barrier);
-        run_in_order(run, context, outputs, order);
-        _exit(error_count > 0 || first_difference(outputs, right) >= 0);
+        int wrong = is_wrong_without(run, context, outputs, right, barrier, order);
+        if (!SIMT_FINDS_RACES)
+            _exit(wrong);
+        simt_unhush();
+        faulty = 0;
+        simt_leave_out(-1);
+        return wrong;
     }
+    simt_unhush();
+    assert_true(child > 0);
     int status;
     assert_int_equal(waitpid(child, &status, 0), child);
     return !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+}
+
+/* In one of the orders; where races are found, in any: here in one for each barrier. */
+static void expect_missed(operation *run, void *context, tensor *const outputs[], void *const right[],
+                          int barrier)
+{
+    int order = SIMT_FINDS_RACES ? barrier % FIRST_ORDERS : 0;
+    int end = SIMT_FINDS_RACES ? order + 1 : ORDERS;
+    while (order < end && !is_missed(run, context, outputs, right, barrier, order))
+        order++;
+    if (order == end)
+        fail_msg("nobody misses the barrier at %s", simt_barrier_name(barrier));
 }
 
 void expect_barriers_needed(operation *run, void *context, tensor *const outputs[], const char *file)
@@ -279,11 +305,7 @@ void expect_barriers_needed(operation *run, void *context, tensor *const outputs
     for (int barrier = 0; barrier < simt_barriers(); barrier++) {
         if (strncmp(simt_barrier_name(barrier), file, strlen(file)) != 0)
             continue;
-        int order = 0;
-        while (order < ORDERS && !is_missed(run, context, outputs, right, barrier, order))
-            order++;
-        if (order == ORDERS)
-            fail_msg("nobody misses the barrier at %s", simt_barrier_name(barrier));
+        expect_missed(run, context, outputs, right, barrier);
         tried++;
     }
     assert_true(tried > 0);

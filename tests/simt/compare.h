@@ -9,6 +9,14 @@
  * on the host's memory, and fails the test where the emulator finds something wrong. */
 extern const ot_kernels simt_kernels;
 
+/* A sanitizer takes several times as long, and gets every so-manyth of the larger shapes. ThreadSanitizer finds a race in
+ * any order, and runs one. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SHARE = 4 };
+#else
+enum { SHARE = 1 };
+#endif
+
 /* Set-up and tear-down of a test program. */
 int open_cpu(void **state);
 int close_cpu(void **state);

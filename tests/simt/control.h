@@ -35,6 +35,18 @@ void simt_set_hook(simt_hook *hook);
 const char *simt_error(void);
 void simt_clear_error(void);
 
+/* Whether data races within a launch are among them: under ThreadSanitizer, whose report comes first. A program that
+ * links the emulator does not exit with its code; the report itself has to fail the test (simt.cmake). */
+#if defined(__SANITIZE_THREAD__)
+enum { SIMT_FINDS_RACES = 1 };
+#else
+enum { SIMT_FINDS_RACES = 0 };
+#endif
+
+/* Keeps what a sanitizer says of planted faults to itself: what is written to stderr between the two is lost. */
+void simt_hush(void);
+void simt_unhush(void);
+
 /* Planted faults. Every place in a kernel source that has a __syncthreads or __syncwarp gets a number when it
  * is first passed after the reset; the one left out does nothing. -1: none. */
 void simt_reset_barriers(void);

@@ -9,21 +9,23 @@
  * that are absent from what their warp does together, or that are not named in its mask; more shared memory
  * than every card has; blocks and grids that no card takes; misaligned cp.async, ldmatrix.
  *
+ * Under ThreadSanitizer a data race is one too, found in any order: each CUDA thread is a thread to it, and only
+ * __syncthreads, __syncwarp, atomics and the ends of a launch order what they do; shuffles, mma and ldmatrix do not.
+ *
  * Invariants: `self->running` is the fiber whose code runs, NULL in the scheduler; a bit in `runnable` is a
  * fiber that waits for nothing; a fiber at a barrier or in its warp's work is in neither. */
 #include "tests/simt/simt.h"
 
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <mutex>
 
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/asan_interface.h>
-#include <sanitizer/common_interface_defs.h>
-#endif
+#include "tests/simt/fiber.h"
 
 namespace
 {
@@ -31,7 +33,6 @@ namespace
 enum {
     THREADS_MAX = 1024,
     WARPS_MAX = THREADS_MAX / 32,
-    STACK_BYTES = 256 << 10,
     SHARED_MAX = 99 << 10, /* of a block on sm_86, 89 and 120 */
     STATIC_SHARED_MAX = 48 << 10,
     DECLARATIONS_MAX = 16,
@@ -51,9 +52,8 @@ struct copy {
     unsigned bytes, group;
 };
 
-struct fiber {
-    void *stack_pointer;
-    unsigned char *stack; /* its lower end */
+struct thread {
+    simt_fiber *fiber;
     simt_position position;
     int index, waiting, done;
     site at;
@@ -63,8 +63,14 @@ struct fiber {
     unsigned copy_count, group;
 };
 
+/* Tags for the two generations of a barrier that may be under way: one that threads are still leaving, and the
+ * next. */
+struct generations {
+    long tag[2];
+};
+
 struct warp {
-    unsigned runnable, arrived;
+    unsigned runnable, arrived, generation;
     site at;
 };
 
@@ -73,27 +79,31 @@ struct declaration {
     size_t offset;
 };
 
+/* What a block has to itself. Under ThreadSanitizer each block's is new, so that it has no past. */
+struct block_memory {
+    alignas(128) unsigned char shared[SHARED_MAX];
+    long start;
+    generations barrier, warps[WARPS_MAX];
+};
+
 /* One operating-system thread's emulator. */
 struct machine {
-    fiber fibers[THREADS_MAX];
+    thread all[THREADS_MAX];
+    simt_fiber fibers[THREADS_MAX], scheduler;
     warp warps[WARPS_MAX];
-    void *scheduler;
-    fiber *running;
-    int threads, left, at_barrier, failed;
+    thread *running;
+    int threads, left, at_barrier, failed, raced;
+    unsigned generation, blocks;
     site barrier;
     const simt_launch_options *options;
     simt_body *body;
-    void *context;
+    void *context, *end;
     uint64_t random;
-    alignas(128) unsigned char shared[SHARED_MAX];
+    block_memory *memory;
     size_t dynamic_bytes, static_bytes;
     declaration declarations[DECLARATIONS_MAX];
     int declaration_count;
     simt_counts counts;
-#if defined(__SANITIZE_ADDRESS__)
-    const void *scheduler_stack;
-    size_t scheduler_stack_bytes;
-#endif
 };
 
 __thread machine *self;
@@ -114,49 +124,15 @@ __thread simt_position *simt_here;
 
 /* ---- Fibers ---- */
 
-extern "C" void simt_switch(void **save, void *load);
-
-#if !defined(__x86_64__)
-#error "the emulator's switch is written for x86-64"
-#endif
-__asm__(".text\n"
-        ".type simt_switch,@function\n"
-        "simt_switch:\n"
-        "    push %rbp\n"
-        "    push %rbx\n"
-        "    push %r12\n"
-        "    push %r13\n"
-        "    push %r14\n"
-        "    push %r15\n"
-        "    mov %rsp, (%rdi)\n"
-        "    mov %rsi, %rsp\n"
-        "    pop %r15\n"
-        "    pop %r14\n"
-        "    pop %r13\n"
-        "    pop %r12\n"
-        "    pop %rbx\n"
-        "    pop %rbp\n"
-        "    ret\n"
-        ".size simt_switch,.-simt_switch\n");
-
-/* `save` gets where the caller stands; a fiber that will not be back says so to the sanitizer. */
-static void switch_stacks(void **save, fiber *to, int for_good)
+/* `to` NULL: the scheduler. */
+static void switch_to(thread *to, int for_good)
 {
-    void *load = to != NULL ? to->stack_pointer : self->scheduler;
-    self->running = to;
+    machine *m = self;
+    simt_fiber *from = m->running != NULL ? m->running->fiber : &m->scheduler;
+    m->running = to;
     if (to != NULL)
         simt_here = &to->position;
-#if defined(__SANITIZE_ADDRESS__)
-    void *fake = NULL;
-    const void *bottom = to != NULL ? to->stack : self->scheduler_stack;
-    size_t bytes = to != NULL ? (size_t)STACK_BYTES : self->scheduler_stack_bytes;
-    __sanitizer_start_switch_fiber(for_good ? NULL : &fake, bottom, bytes);
-    simt_switch(save, load);
-    __sanitizer_finish_switch_fiber(fake, NULL, NULL);
-#else
-    (void)for_good;
-    simt_switch(save, load);
-#endif
+    simt_fiber_switch(from, to != NULL ? to->fiber : &m->scheduler, for_good);
 }
 
 static uint64_t next_random(void)
@@ -187,7 +163,7 @@ static int any(unsigned bits)
 }
 
 /* A fiber that waits for nothing, or NULL. */
-static fiber *pick(void)
+static thread *pick(void)
 {
     machine *m = self;
     int warps = m->threads / 32, start = order == SIMT_RANDOM ? (int)(next_random() >> 40) % warps : 0;
@@ -197,57 +173,54 @@ static fiber *pick(void)
         if (bits == 0)
             continue;
         int lane = order == SIMT_FORWARD ? lowest(bits) : order == SIMT_REVERSE ? highest(bits) : any(bits);
-        return &m->fibers[w * 32 + lane];
+        return &m->all[w * 32 + lane];
     }
     return NULL;
 }
 
-/* Lets the next one go on, the caller among them if it is runnable. */
-static void give_way(int for_good)
+/* In the middle of a function, for an error. */
+[[noreturn]] static void leave_block(void)
 {
-    fiber *me = self->running, *next = pick();
-    if (next != me || for_good)
-        switch_stacks(&me->stack_pointer, next, for_good);
+    if (self->raced)
+        simt_watch(1);
+    switch_to(NULL, 1);
+    abort();
 }
 
-static unsigned lane_bit(const fiber *f)
+/* Lets the next one go on, the caller among them if it is runnable; none where one has raced. */
+static void give_way(int for_good)
+{
+    if (self->raced)
+        leave_block();
+    thread *next = pick();
+    if (next != self->running || for_good)
+        switch_to(next, for_good);
+}
+
+static unsigned lane_bit(const thread *f)
 {
     return 1u << (f->index & 31);
 }
 
-static warp *warp_of(const fiber *f)
+static warp *warp_of(const thread *f)
 {
     return &self->warps[f->index / 32];
 }
 
 static void fiber_main(void)
 {
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(NULL, self->scheduler_stack != NULL ? NULL : &self->scheduler_stack,
-                                    self->scheduler_stack_bytes != 0 ? NULL : &self->scheduler_stack_bytes);
-#endif
-    fiber *me = self->running;
-    self->body(self->context);
+    machine *m = self;
+    simt_fiber_entered(&m->scheduler);
+    simt_acquire(&m->memory->start);
+    thread *me = m->running;
+    m->body(m->context);
+    simt_release(m->end);
     me->done = 1;
-    self->left--;
+    me->fiber->was_left = 0;
+    m->left--;
     warp_of(me)->runnable &= ~lane_bit(me);
     give_way(1);
     abort();
-}
-
-static void start_fiber(fiber *f)
-{
-    void **top = (void **)(f->stack + STACK_BYTES);
-#if defined(__SANITIZE_ADDRESS__)
-    /* What its last function left behind; all of it where an error kept functions from returning. */
-    size_t used = f->done ? 4096 : STACK_BYTES;
-    __asan_unpoison_memory_region(f->stack + STACK_BYTES - used, used);
-#endif
-    *--top = NULL; /* where fiber_main would return to; aligns the stack as a call does */
-    *--top = (void *)fiber_main;
-    for (int i = 0; i < 6; i++)
-        *--top = NULL;
-    f->stack_pointer = top;
 }
 
 /* ---- Errors ---- */
@@ -275,27 +248,44 @@ static void note_error(const char *format, ...)
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    fiber *me = self->running;
+    thread *me = self->running;
     const dim3 &b = me->position.block;
     note_error("%s, block (%u,%u,%u), thread %d: %s", self->options->kernel, b.x, b.y, b.z, me->index, text);
     self->failed = 1;
-    switch_stacks(&me->stack_pointer, NULL, 1);
-    abort();
+    leave_block();
 }
+
+#if defined(OT_WATCHED)
+/* Of a program that links the emulator, not of the emulated plugin. Races are errors of the kernels, and planted ones
+ * are no failure of the test; each is one again in the next order. */
+extern "C" __attribute__((visibility("default"))) const char *__tsan_default_options(void)
+{
+    return "exitcode=0:suppress_equal_stacks=0:suppress_equal_addresses=0";
+}
+
+/* ThreadSanitizer calls it with locks held: the kernel stops where it comes to wait. */
+extern "C" __attribute__((visibility("default"))) void __tsan_on_report(void *)
+{
+    if (self == NULL || self->running == NULL || self->raced)
+        return;
+    self->raced = 1;
+    simt_watch(0); /* it goes on to where it waits, and one report is enough */
+}
+#endif
 
 /* Nothing is runnable, and somebody waits. */
 static void explain_standstill(void)
 {
     machine *m = self;
-    const fiber *first = NULL, *other = NULL;
+    const thread *first = NULL, *other = NULL;
     int gone = 0;
     for (int i = 0; i < m->threads; i++) {
-        const fiber *f = &m->fibers[i];
-        gone += f->done;
-        if (!f->done && first == NULL)
-            first = f;
-        else if (!f->done && other == NULL && (f->at.line != first->at.line || f->at.file != first->at.file))
-            other = f;
+        const thread *t = &m->all[i];
+        gone += t->done;
+        if (!t->done && first == NULL)
+            first = t;
+        else if (!t->done && other == NULL && (t->at.line != first->at.line || t->at.file != first->at.file))
+            other = t;
     }
     const dim3 &b = first->position.block;
     if (other != NULL)
@@ -319,11 +309,32 @@ void simt_clear_error(void)
     error_text[0] = '\0';
 }
 
+static int kept_stderr = -1;
+
+void simt_hush(void)
+{
+    fflush(stderr);
+    int nowhere = open("/dev/null", O_WRONLY);
+    kept_stderr = dup(STDERR_FILENO);
+    if (nowhere < 0 || kept_stderr < 0 || dup2(nowhere, STDERR_FILENO) < 0)
+        abort();
+    close(nowhere);
+}
+
+void simt_unhush(void)
+{
+    fflush(stderr);
+    if (dup2(kept_stderr, STDERR_FILENO) < 0)
+        abort();
+    close(kept_stderr);
+}
+
 /* ---- Barriers ---- */
 
 /* Whether the barrier at this place is the one left out. */
 static int is_left_out(const site &at)
 {
+    simt_unwatched quiet; /* the lock orders no threads of the kernel */
     std::lock_guard<std::mutex> guard(lock);
     int i = 0;
     while (i < barrier_count && (barriers[i].line != at.line || strcmp(barriers[i].file, at.file) != 0))
@@ -368,7 +379,7 @@ const char *simt_barrier_name(int barrier)
 void simt_block_barrier(const char *file, int line)
 {
     machine *m = self;
-    fiber *me = m->running;
+    thread *me = m->running;
     site at = {"__syncthreads", file, line};
     if (tracking && is_left_out(at))
         return;
@@ -380,19 +391,23 @@ void simt_block_barrier(const char *file, int line)
     me->at = at;
     me->waiting = 1;
     warp_of(me)->runnable &= ~lane_bit(me);
+    long *tag = &m->memory->barrier.tag[m->generation % 2];
+    simt_release(tag);
     if (++m->at_barrier == m->threads) {
         m->at_barrier = 0;
+        m->generation++;
         for (int w = 0; w < m->threads / 32; w++)
             m->warps[w].runnable = 0xffffffffu;
     }
     give_way(0);
+    simt_acquire(tag);
 }
 
 void simt_warp(const char *what, unsigned mask, const char *file, int line, const void *in, void *out,
                simt_work *work)
 {
     machine *m = self;
-    fiber *me = m->running;
+    thread *me = m->running;
     warp *w = warp_of(me);
     if (mask != 0xffffffffu)
         fail("%s (%s:%d) with the mask %#x: absent lanes; all 32 have to be named", what, file, line, mask);
@@ -409,11 +424,12 @@ void simt_warp(const char *what, unsigned mask, const char *file, int line, cons
     if (w->arrived == 0xffffffffu) {
         const void *ins[32];
         void *outs[32];
-        fiber *first = &m->fibers[me->index & ~31];
+        thread *first = &m->all[me->index & ~31];
         for (int lane = 0; lane < 32; lane++) {
             ins[lane] = first[lane].in;
             outs[lane] = first[lane].out;
         }
+        simt_unwatched quiet; /* each lane's own registers, on a card */
         work(ins, outs);
         w->arrived = 0;
         w->runnable = 0xffffffffu;
@@ -421,10 +437,17 @@ void simt_warp(const char *what, unsigned mask, const char *file, int line, cons
     give_way(0);
 }
 
+/* What a warp does together orders no memory, but for __syncwarp. */
 void simt_warp_barrier(unsigned mask, const char *file, int line)
 {
-    if (!tracking || !is_left_out(site{"__syncwarp", file, line}))
-        simt_warp("__syncwarp", mask, file, line, NULL, NULL, [](const void *const *, void *const *) {});
+    if (tracking && is_left_out(site{"__syncwarp", file, line}))
+        return;
+    unsigned w = (unsigned)self->running->index / 32;
+    long *tag = &self->memory->warps[w].tag[self->warps[w].generation % 2];
+    simt_release(tag);
+    simt_warp("__syncwarp", mask, file, line, NULL, NULL,
+              [](const void *const *, void *const *) { warp_of(self->running)->generation++; });
+    simt_acquire(tag);
 }
 
 unsigned simt_lane(void)
@@ -436,7 +459,7 @@ unsigned simt_lane(void)
 
 void *simt_shared_dynamic(void)
 {
-    return self->shared;
+    return self->memory->shared;
 }
 
 void *simt_shared(const void *key, size_t bytes)
@@ -444,7 +467,7 @@ void *simt_shared(const void *key, size_t bytes)
     machine *m = self;
     for (int i = 0; i < m->declaration_count; i++)
         if (m->declarations[i].key == key)
-            return m->shared + m->declarations[i].offset;
+            return m->memory->shared + m->declarations[i].offset;
     size_t offset = (m->dynamic_bytes + m->static_bytes + 127) / 128 * 128, end = offset + bytes;
     if (m->declaration_count == DECLARATIONS_MAX)
         fail("more than %d declarations of shared memory", (int)DECLARATIONS_MAX);
@@ -454,19 +477,21 @@ void *simt_shared(const void *key, size_t bytes)
             end, m->static_bytes + bytes, (int)SHARED_MAX, (int)STATIC_SHARED_MAX);
     m->declarations[m->declaration_count++] = declaration{key, offset};
     m->static_bytes = end - m->dynamic_bytes;
-    memset(m->shared + offset, POISON, bytes);
-    return m->shared + offset;
+    simt_unwatched quiet; /* for whoever comes first it is no write of its own */
+    return memset(m->memory->shared + offset, POISON, bytes);
 }
 
 /* ---- cp.async ---- */
 
 void ot_copy_async(void *shared, const void *global, unsigned bytes)
 {
-    fiber *me = self->running;
+    thread *me = self->running;
     if ((uintptr_t)shared % 16 != 0 || (bytes > 0 && (uintptr_t)global % 16 != 0) || bytes > 16)
         fail("cp.async of %u bytes from %p to %p: misaligned or too long", bytes, global, shared);
     if (me->copy_count == COPIES_MAX)
         fail("more than %d cp.async under way in one thread", (int)COPIES_MAX);
+    simt_writes(shared, 16);
+    simt_reads(global, bytes);
     memset(shared, POISON, 16);
     me->copies[me->copy_count++] =
         copy{(unsigned char *)shared, (const unsigned char *)global, bytes, me->group};
@@ -479,7 +504,7 @@ void ot_copy_commit(void)
 
 void simt_copy_wait(unsigned groups_left)
 {
-    fiber *me = self->running;
+    thread *me = self->running;
     unsigned kept = 0;
     for (unsigned i = 0; i < me->copy_count; i++) {
         copy c = me->copies[i];
@@ -487,6 +512,8 @@ void simt_copy_wait(unsigned groups_left)
             me->copies[kept++] = c;
             continue;
         }
+        simt_writes(c.shared, 16);
+        simt_reads(c.global, c.bytes);
         memcpy(c.shared, c.global, c.bytes);
         memset(c.shared + c.bytes, 0, 16 - c.bytes);
         simt_count(c.bytes, 0);
@@ -494,114 +521,12 @@ void simt_copy_wait(unsigned groups_left)
     me->copy_count = kept;
 }
 
-/* ---- Matrix instructions (PTX ISA, "Matrix fragments for mma.m16n8k16" and "ldmatrix") ---- */
-
-template <int transposed> static void load_matrices(const void *const in[32], void *const out[32])
+void simt_read_row(const void *row)
 {
-    for (int lane = 0; lane < 32; lane++) {
-        uint32_t *r = (uint32_t *)out[lane];
-        for (int matrix = 0; matrix < 4; matrix++) {
-            uint16_t pair[2];
-            for (int e = 0; e < 2; e++) {
-                int row = transposed ? lane % 4 * 2 + e : lane / 4,
-                    column = transposed ? lane / 4 : lane % 4 * 2 + e;
-                const uint16_t *values = *(const uint16_t *const *)in[matrix * 8 + row];
-                pair[e] = values[column];
-            }
-            r[matrix] = pair[0] | (uint32_t)pair[1] << 16;
-        }
-    }
-}
-
-static void check_row(const void *row)
-{
-    const unsigned char *p = (const unsigned char *)row;
-    if ((uintptr_t)row % 16 != 0 || p < self->shared || p + 16 > self->shared + SHARED_MAX)
+    const unsigned char *p = (const unsigned char *)row, *shared = self->memory->shared;
+    if ((uintptr_t)row % 16 != 0 || p < shared || p + 16 > shared + SHARED_MAX)
         fail("ldmatrix from %p: misaligned, or not in shared memory", row);
-}
-
-void ot_ldmatrix_x4(uint32_t out[4], const void *row, const char *file, int line)
-{
-    check_row(row);
-    simt_warp("ldmatrix", 0xffffffffu, file, line, &row, out, load_matrices<0>);
-}
-
-void ot_ldmatrix_x4_trans(uint32_t out[4], const void *row, const char *file, int line)
-{
-    check_row(row);
-    simt_warp("ldmatrix", 0xffffffffu, file, line, &row, out, load_matrices<1>);
-}
-
-namespace
-{
-
-struct fragments {
-    const uint32_t *a, *b;
-};
-
-struct half_table {
-    float value[65536];
-    half_table()
-    {
-        for (unsigned i = 0; i < 65536; i++) {
-            __half_raw raw;
-            raw.x = (unsigned short)i;
-            value[i] = __half2float(__half(raw));
-        }
-    }
-};
-
-float widen(__half, uint32_t bits)
-{
-    static const half_table table;
-    return table.value[bits & 0xffff];
-}
-
-float widen(__nv_bfloat16, uint32_t bits)
-{
-    return __uint_as_float(bits << 16);
-}
-
-/* Row and column of element e of register r in a lane's part of the 16x16 matrix a. */
-template <class T> void multiply_fragments(const void *const in[32], void *const out[32])
-{
-    float a[16][16], b[16][8], sum[16][8];
-    for (int lane = 0; lane < 32; lane++) {
-        const fragments *f = (const fragments *)in[lane];
-        const float *c = (const float *)out[lane];
-        int group = lane / 4, pair = lane % 4 * 2;
-        for (int e = 0; e < 2; e++) {
-            for (int r = 0; r < 4; r++)
-                a[group + r % 2 * 8][pair + e + r / 2 * 8] = widen(T(), f->a[r] >> (16 * e));
-            for (int r = 0; r < 2; r++)
-                b[pair + e + r * 8][group] = widen(T(), f->b[r] >> (16 * e));
-            sum[group][pair + e] = c[e];
-            sum[group + 8][pair + e] = c[2 + e];
-        }
-    }
-    for (int i = 0; i < 16; i++)
-        for (int k = 0; k < 16; k++)
-            for (int j = 0; j < 8; j++)
-                sum[i][j] += a[i][k] * b[k][j];
-    for (int lane = 0; lane < 32; lane++) {
-        float *c = (float *)out[lane];
-        for (int e = 0; e < 4; e++)
-            c[e] = sum[lane / 4 + e / 2 * 8][lane % 4 * 2 + e % 2];
-    }
-}
-
-} // namespace
-
-void ot_mma(__half, float c[4], const uint32_t a[4], const uint32_t b[2], const char *file, int line)
-{
-    fragments f = {a, b};
-    simt_warp("mma", 0xffffffffu, file, line, &f, c, multiply_fragments<__half>);
-}
-
-void ot_mma(__nv_bfloat16, float c[4], const uint32_t a[4], const uint32_t b[2], const char *file, int line)
-{
-    fragments f = {a, b};
-    simt_warp("mma", 0xffffffffu, file, line, &f, c, multiply_fragments<__nv_bfloat16>);
+    simt_reads(row, 16);
 }
 
 /* ---- Counters ---- */
@@ -637,45 +562,70 @@ void simt_set_hook(simt_hook *new_hook)
     hook = new_hook;
 }
 
+/* A mapping of a block's memory; under ThreadSanitizer a new one for each block. */
+static void prepare_memory(void)
+{
+    machine *m = self;
+    if (m->memory != NULL && !SIMT_WATCHED)
+        return;
+    if (m->memory != NULL)
+        munmap(m->memory, sizeof *m->memory);
+    void *memory = mmap(NULL, sizeof *m->memory, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        abort();
+    m->memory = (block_memory *)memory;
+}
+
+/* Thread i of one block and of the next are different fibers, or ThreadSanitizer would see them in order. */
+static void prepare_thread(int i, const simt_launch_options &o, dim3 block)
+{
+    machine *m = self;
+    thread *t = &m->all[i];
+    unsigned n = (unsigned)i;
+    t->position = simt_position{dim3(n % o.block.x, n / o.block.x % o.block.y, n / o.block.x / o.block.y),
+                                block, o.block, o.grid};
+    t->index = i;
+    t->copy_count = t->group = 0;
+    t->done = 0;
+    t->fiber = &m->fibers[(n + m->blocks * 37) % (unsigned)m->threads];
+    simt_fiber_start(t->fiber, fiber_main);
+}
+
 static void run_block(const simt_launch_options &o, dim3 block)
 {
     machine *m = self;
-    memset(m->shared, POISON, m->dynamic_bytes);
+    prepare_memory();
+    memset(m->memory->shared, POISON, m->dynamic_bytes);
     m->declaration_count = 0;
     m->static_bytes = 0;
     m->at_barrier = 0;
+    m->generation = 0;
     m->left = m->threads;
-    for (int i = 0; i < m->threads; i++) {
-        fiber *f = &m->fibers[i];
-        unsigned n = (unsigned)i;
-        f->position = simt_position{dim3(n % o.block.x, n / o.block.x % o.block.y, n / o.block.x / o.block.y),
-                                    block, o.block, o.grid};
-        f->index = i;
-        f->copy_count = f->group = 0;
-        start_fiber(f);
-        f->done = 0;
-    }
+    m->blocks++;
+    for (int i = 0; i < m->threads; i++)
+        prepare_thread(i, o, block);
     for (int w = 0; w < m->threads / 32; w++)
-        m->warps[w] = warp{0xffffffffu, 0, {NULL, NULL, 0}};
-    switch_stacks(&m->scheduler, pick(), 0);
-    if (!m->failed && m->left > 0) {
+        m->warps[w] = warp{0xffffffffu, 0, 0, {NULL, NULL, 0}};
+    simt_release(&m->memory->start);
+    switch_to(pick(), 0);
+    if (m->raced && !m->failed)
+        note_error("%s, block (%u,%u,%u): a data race, which ThreadSanitizer has reported", o.kernel, block.x,
+                   block.y, block.z);
+    else if (!m->failed && m->left > 0)
         explain_standstill();
-        m->failed = 1;
-    }
+    m->failed |= m->raced || m->left > 0;
+    for (int i = 0; i < m->threads && m->failed; i++)
+        if (!m->all[i].done)
+            simt_release_for(m->all[i].fiber, &m->scheduler, m->end);
 }
 
 /* A machine ends with its thread. */
 struct keeper {
     ~keeper()
     {
-        for (int i = 0; i < THREADS_MAX; i++) {
-            if (self->fibers[i].stack == NULL)
-                continue;
-#if defined(__SANITIZE_ADDRESS__)
-            __asan_unpoison_memory_region(self->fibers[i].stack, STACK_BYTES); /* others get the addresses */
-#endif
-            munmap(self->fibers[i].stack, STACK_BYTES);
-        }
+        for (int i = 0; i < THREADS_MAX; i++)
+            simt_fiber_close(&self->fibers[i]);
+        munmap(self->memory, sizeof *self->memory);
         delete self;
         self = NULL;
     }
@@ -688,17 +638,9 @@ static void prepare_machine(int threads)
         static thread_local keeper of_this_thread;
         (void)&of_this_thread;
     }
-    for (int i = 0; i < threads; i++) {
-        fiber *f = &self->fibers[i];
-        if (f->stack != NULL)
-            continue;
-        f->done = 1;
-        void *stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE,
-                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (stack == MAP_FAILED)
-            abort();
-        f->stack = (unsigned char *)stack;
-    }
+    simt_fiber_adopt(&self->scheduler);
+    for (int i = 0; i < threads; i++)
+        simt_fiber_open(&self->fibers[i]);
 }
 
 namespace
@@ -724,7 +666,8 @@ static cudaError_t run_launch(void *context)
     m->body = l->body;
     m->context = l->context;
     m->dynamic_bytes = o.shared_bytes;
-    m->failed = 0;
+    m->failed = m->raced = 0;
+    m->end = l;
     m->counts = simt_counts{0, 0, 1};
     m->random = (order_seed + 1) * 0x9E3779B97F4A7C15u | 1;
     uint64_t blocks = (uint64_t)o.grid.x * o.grid.y * o.grid.z;
@@ -734,6 +677,7 @@ static cudaError_t run_launch(void *context)
         run_block(o, dim3((unsigned)(b % o.grid.x), (unsigned)(b / o.grid.x % o.grid.y),
                           (unsigned)(b / o.grid.x / o.grid.y)));
     }
+    simt_acquire(m->end);
     {
         std::lock_guard<std::mutex> guard(lock);
         counts.read_bytes += m->counts.read_bytes;

@@ -12,27 +12,34 @@ set(CMAKE_CXX_STANDARD 17)
 set_source_files_properties(${OT_CUDA_KERNEL_SOURCES} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS
                             "-x;c++;-include;${CMAKE_SOURCE_DIR}/tests/simt/simt.h")
 # The kernels' launchers where a launch is a call.
-add_library(simt STATIC simt/simt.cc ${OT_CUDA_KERNEL_SOURCES})
+set(OT_SIMT_SOURCES simt/fiber.cc simt/matrix.cc simt/simt.cc)
+add_library(simt STATIC ${OT_SIMT_SOURCES} ${OT_CUDA_KERNEL_SOURCES})
 target_include_directories(simt SYSTEM PUBLIC ${OT_CUDA_INCLUDE})
 target_link_libraries(simt PUBLIC ot_build)
 set_target_properties(simt PROPERTIES POSITION_INDEPENDENT_CODE ON) # part of the emulated plugin, too
 target_compile_options(simt PRIVATE -Wno-unknown-pragmas) # those for unrolling
+if(OT_SANITIZE STREQUAL "thread") # which is to see the kernels, all that they read and write, and nothing of the emulator
+  target_compile_options(simt PRIVATE -fno-builtin)
+  set_source_files_properties(${OT_SIMT_SOURCES} PROPERTIES COMPILE_OPTIONS -fno-sanitize=thread
+                              COMPILE_DEFINITIONS OT_WATCHED)
+endif()
 add_library(simt_harness STATIC simt/compare.c)
 target_link_libraries(simt_harness PUBLIC simt kernels_harness)
 
 function(ot_simt_test name)
-  ot_test(simt ${name} cuda ${ARGN})
+  ot_test(simt ${name} cuda concurrent ${ARGN})
   target_link_libraries(test_simt_${name} PRIVATE simt_harness)
   set_target_properties(test_simt_${name} PROPERTIES LINKER_LANGUAGE CXX)
-  set_tests_properties(simt/${name} PROPERTIES TIMEOUT 600)
+  set_tests_properties(simt/${name} PROPERTIES TIMEOUT 600 FAIL_REGULAR_EXPRESSION "WARNING: ThreadSanitizer")
 endfunction()
 
 add_executable(test_simt_emulator simt/test_emulator.cc)
 target_link_libraries(test_simt_emulator PRIVATE simt test_support)
 add_test(NAME simt/emulator COMMAND test_simt_emulator)
-set_tests_properties(simt/emulator PROPERTIES LABELS "unit;cuda" TIMEOUT 120)
+set_tests_properties(simt/emulator PROPERTIES LABELS "unit;cuda;concurrent" TIMEOUT 120
+                     FAIL_REGULAR_EXPRESSION "WARNING: ThreadSanitizer")
 
-if(NOT OT_SANITIZE) # under which these take minutes
+if(NOT OT_SANITIZE STREQUAL "address,undefined") # under which these take minutes
   ot_simt_test(attention)
   ot_simt_test(norm)
 endif()

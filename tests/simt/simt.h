@@ -186,6 +186,9 @@ inline float __fmul_rn(float a, float b)
     return a * b;
 }
 
+/* A lane's read of 16 bytes of shared memory, for ldmatrix; an error where they are not there. */
+void simt_read_row(const void *row);
+
 /* ---- Counters ---- */
 
 void simt_count(uint64_t read_bytes, uint64_t written_bytes);

@@ -7,12 +7,6 @@
 #include "tests/simt/compare.h"
 #include "tests/support/test.h"
 
-#ifdef __SANITIZE_ADDRESS__ /* where everything takes several times as long: a part of the shapes */
-enum { SHARE = 4 };
-#else
-enum { SHARE = 1 };
-#endif
-
 typedef struct shape {
     size_t B, T, NH, NKV, HD, window, gap; /* gap: elements between the rows of every tensor */
     int documents;

@@ -174,12 +174,101 @@ void a_missing_barrier_shows(void **)
 {
     for (simt_order order : orders)
         for (int has_barrier = 0; has_barrier < 2; has_barrier++) {
-            int out[64], wrong = 0;
+            int out[64] = {0}, wrong = 0;
             simt_set_order(order, 3);
-            assert_int_equal(OT_LAUNCH_HERE(neighbour, 1, 64, out, has_barrier), cudaSuccess);
+            simt_hush();
+            cudaError_t error = OT_LAUNCH_HERE(neighbour, 1, 64, out, has_barrier);
+            simt_unhush();
+            if (SIMT_FINDS_RACES && !has_barrier)
+                expect_error(error, cudaErrorLaunchFailure, "data race");
+            else
+                assert_int_equal(error, cudaSuccess);
             for (int i = 0; i < 64; i++)
                 wrong += out[i] != (i ^ 1);
             assert_int_equal(wrong > 0, !has_barrier);
+        }
+}
+
+enum race {
+    BETWEEN_BLOCKS,  /* planted: no atomic */
+    BETWEEN_WARPS,   /* the second barrier of a loop that uses one buffer */
+    IN_A_WARP,       /* a shuffle for __syncwarp */
+    AFTER_A_COPY,    /* of another thread's, for which it alone has waited */
+    BEFORE_LDMATRIX, /* whose rows others wrote */
+    RACES,
+};
+
+__device__ void race_on_one_buffer(unsigned *tile, unsigned *sum, int is_planted)
+{
+    for (unsigned round = 0; round < 3; round++) {
+        tile[threadIdx.x] = threadIdx.x + round;
+        __syncthreads();
+        *sum += tile[threadIdx.x ^ 32];
+        if (!is_planted)
+            __syncthreads();
+    }
+}
+
+/* The thread's result; the planted variant is the wrong one. */
+__device__ unsigned race_on(race what, unsigned *word, const float *in, int is_planted)
+{
+    OT_SHARED(unsigned, [256], tile);
+    unsigned me = threadIdx.x, result = 0;
+    if (what == BETWEEN_BLOCKS && me == blockIdx.x) {
+        if (is_planted)
+            ++*word;
+        else
+            atomicAdd(word, 1u);
+    } else if (what == BETWEEN_WARPS) {
+        race_on_one_buffer(tile, &result, is_planted);
+    } else if (what == IN_A_WARP) {
+        tile[me] = me;
+        if (is_planted)
+            __shfl_xor_sync(0xffffffffu, me, 1);
+        else
+            __syncwarp();
+        result = tile[me ^ 1];
+    } else if (what == AFTER_A_COPY) {
+        ot_copy_async(&tile[me * 4], in + me * 4, 16);
+        ot_copy_commit();
+        ot_copy_wait<0>();
+        if (!is_planted)
+            __syncthreads();
+        result = tile[(me ^ 32) * 4];
+    } else if (what == BEFORE_LDMATRIX) {
+        uint32_t rows[4];
+        for (unsigned i = 0; i < 4; i++)
+            tile[i * 64 + me] = i * 64 + me;
+        if (!is_planted)
+            __syncthreads();
+        ot_ldmatrix_x4(rows, &tile[me * 4]);
+        result = rows[0];
+    }
+    return result;
+}
+
+__global__ void run_race(race what, unsigned *word, const float *in, unsigned *out, int is_planted)
+{
+    out[blockIdx.x * blockDim.x + threadIdx.x] = race_on(what, word, in, is_planted);
+}
+
+void planted_races_are_reported_and_nothing_else(void **)
+{
+    alignas(16) static float in[256];
+    unsigned out[3 * 64];
+    for (simt_order order : orders)
+        for (int what = 0; what < RACES; what++) {
+            unsigned word = 0;
+            simt_set_order(order, 5);
+            assert_int_equal(OT_LAUNCH_HERE(run_race, 3, 64, (race)what, &word, (const float *)in, out, 0),
+                             cudaSuccess);
+            assert_int_equal(word, what == BETWEEN_BLOCKS ? 3 : 0);
+            if (!SIMT_FINDS_RACES)
+                continue;
+            simt_hush();
+            cudaError_t error = OT_LAUNCH_HERE(run_race, 3, 64, (race)what, &word, (const float *)in, out, 1);
+            simt_unhush();
+            expect_error(error, cudaErrorLaunchFailure, "a data race");
         }
 }
 
@@ -280,6 +369,7 @@ int main(void)
         cmocka_unit_test(a_hook_decides_when),
         cmocka_unit_test(unwritten_shared_memory_is_poison),
         cmocka_unit_test(a_missing_barrier_shows),
+        cmocka_unit_test(planted_races_are_reported_and_nothing_else),
         cmocka_unit_test(a_copy_is_there_after_its_wait),
         cmocka_unit_test(divergence_is_named),
         cmocka_unit_test(bad_launches_are_named),
