@@ -72,10 +72,17 @@ function(ot_cuda_test name)
   add_dependencies(${target} offtrain_cudaemu)
 endfunction()
 
-ot_cuda_test(order)
-ot_cuda_test(device)
-ot_cuda_test(engine)
+ot_cuda_test(order concurrent)
+ot_cuda_test(device concurrent)
+ot_cuda_test(engine concurrent)
 ot_cuda_test(matmul)
+if(OT_SANITIZE STREQUAL "thread")
+  foreach(fault no-ready-wait no-free-wait early-reuse)
+    add_test(NAME cuda/order_${fault} COMMAND test_cuda_order ${fault})
+    set_tests_properties(cuda/order_${fault} PROPERTIES LABELS "cuda;concurrent" TIMEOUT 120
+                         PASS_REGULAR_EXPRESSION "ThreadSanitizer: data race" ENVIRONMENT TSAN_OPTIONS=halt_on_error=1)
+  endforeach()
+endif()
 target_link_libraries(test_cuda_matmul PRIVATE kernels_harness)
 
 # Several ranks: threads of one process with a card each, and processes under mpirun.

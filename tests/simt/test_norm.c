@@ -120,10 +120,11 @@ static void every_barrier_is_needed(void **state)
 {
     (void)state;
     tensor *outputs[8];
-    ot_norm args = make_norm(OT_LAYERNORM, OT_FP32, &(shape){259, 1, 1032, 0}, outputs);
+    enum { N = 259 / SHARE };
+    ot_norm args = make_norm(OT_LAYERNORM, OT_FP32, &(shape){N, 1, 1032, 0}, outputs);
     expect_barriers_needed(forward, &args, outputs, "");
-    tensor *gradients[] = {make_filled(OT_FP32, 259 * 1032, 0), make_filled(OT_FP32, 1032, 0), NULL};
-    args.dy = make_random(OT_FP32, 259 * 1032, 1, 4)->data;
+    tensor *gradients[] = {make_filled(OT_FP32, N * 1032, 0), make_filled(OT_FP32, 1032, 0), NULL};
+    args.dy = make_random(OT_FP32, N * 1032, 1, 4)->data;
     args.dx = gradients[0]->data;
     args.dweight = gradients[1]->data;
     expect_barriers_needed(backward, &args, gradients, "");
