@@ -14,7 +14,10 @@ extern "C" {
 #endif
 
 /* One more for every change of this table, of device.h's structs or of kernels.h. */
-enum { OT_BACKEND_VERSION = 3 };
+enum { OT_BACKEND_VERSION = 4 };
+
+/* Told after each piece of host memory that has been pinned. */
+typedef void ot_pin_progress(uint64_t done_bytes, uint64_t bytes);
 
 /* This rank's end of what joins the devices of several ranks. */
 typedef struct ot_communicator ot_communicator;
@@ -64,7 +67,7 @@ typedef struct ot_device_ops {
     void (*arena_close)(ot_device *device, void *base);
     uint64_t (*bytes)(const ot_device *device);
     uint64_t (*peak_bytes)(const ot_device *device);
-    ot_status (*pin)(ot_device *device, void *base, uint64_t bytes);
+    ot_status (*pin)(ot_device *device, void *base, uint64_t bytes, ot_pin_progress *progress);
     void (*unpin)(ot_device *device, void *base);
 
     ot_status (*stream_open)(ot_device *device, const ot_stream_options *options, ot_stream **out);

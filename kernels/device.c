@@ -5,7 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "io/clock.h"
 #include "io/log.h"
+#include "io/text.h"
 #include "kernels/backend.h"
 #include "kernels/plugin.h"
 
@@ -128,9 +130,27 @@ uint64_t ot_device_peak_bytes(const ot_device *device)
     return device->ops->peak_bytes(device);
 }
 
+/* The driver pins some gigabytes a second. */
+static void tell_progress(uint64_t done_bytes, uint64_t bytes)
+{
+    enum { EVERY_NS = 2000000000 };
+    static _Thread_local int64_t last_ns;
+    static _Thread_local uint64_t last_bytes;
+    int64_t now = ot_clock_ns();
+    if (done_bytes <= last_bytes || last_ns == 0) /* another arena's */
+        last_ns = now;
+    last_bytes = done_bytes;
+    if (now - last_ns < EVERY_NS)
+        return;
+    char done[OT_SIZE_TEXT_BYTES], all[OT_SIZE_TEXT_BYTES];
+    last_ns = now;
+    ot_log(OT_LOG_INFO, "pinning host memory: %s of %s", ot_format_size(done_bytes, done),
+           ot_format_size(bytes, all));
+}
+
 ot_status ot_device_pin(ot_device *device, void *base, uint64_t bytes)
 {
-    return ot_backend_result(device->ops, device->ops->pin(device, base, bytes));
+    return ot_backend_result(device->ops, device->ops->pin(device, base, bytes, tell_progress));
 }
 
 void ot_device_unpin(ot_device *device, void *base)

@@ -123,7 +123,8 @@ static ot_status open_arenas(ot_mover *mover)
     mover->pinned = ot_device_pin(mover->options.device, ot_arena_base(mover->host_arena),
                                   ot_arena_bytes(mover->host_arena)) == OT_OK;
     if (!mover->pinned)
-        ot_log(OT_LOG_WARNING, "host memory is not pinned (%s): copies from and to the device are slower",
+        ot_log(OT_LOG_WARNING,
+               "host memory is not pinned (%s): copies go through a small pinned ring and are slower",
                ot_error_text());
     return OT_OK;
 }

@@ -68,8 +68,9 @@ static uint64_t cpu_peak_bytes(const ot_device *device)
 }
 
 /* Copies are the workers' memcpy: any host memory is as good as pinned. */
-static ot_status cpu_pin(ot_device *device, void *base, uint64_t bytes)
+static ot_status cpu_pin(ot_device *device, void *base, uint64_t bytes, ot_pin_progress *progress)
 {
+    (void)progress;
     (void)device;
     (void)base;
     (void)bytes;

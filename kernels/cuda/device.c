@@ -63,10 +63,12 @@ static void cuda_query(const ot_device *base, ot_device_info *out)
     snprintf(out->address, sizeof out->address, "%.31s", device->bus_id);
 }
 
+/* Also of a device that was opened in part. */
 static void cuda_close(ot_device *base)
 {
     cuda_device *device = (cuda_device *)base;
-    ot_cuda_enter(device);
+    if (device->streams != NULL || device->events != NULL)
+        ot_cuda_enter(device);
     while (device->streams != NULL)
         ot_cuda_stream_close(&device->streams->base);
     while (device->events != NULL)
@@ -158,6 +160,8 @@ static ot_status open_context(cuda_device *device)
     OT_TRY(
         ot_cuda_error(cudaDeviceGetStreamPriorityRange(&device->lowest_priority, &device->highest_priority),
                       device->properties.name));
+    OT_TRY(ot_cuda_stage_open(device, OT_STREAM_H2D, &device->stages[0]));
+    OT_TRY(ot_cuda_stage_open(device, OT_STREAM_D2H, &device->stages[1]));
     ot_stream *stream;
     const ot_stream_options options = {.kind = OT_STREAM_COMPUTE, .name = "measurement"};
     OT_TRY(ot_cuda_stream_open(&device->base, &options, &stream));
@@ -227,9 +231,7 @@ static ot_status cuda_open(const ot_device_options *options, ot_device **out)
         status = open_context(device);
     }
     if (status != OT_OK) {
-        pthread_mutex_destroy(&device->error_lock);
-        pthread_mutex_destroy(&device->streams_lock);
-        free(device);
+        cuda_close(&device->base);
         return status;
     }
     *out = &device->base;

@@ -2,7 +2,7 @@
  *
  * One cudaMalloc an arena; where within it each slot lies is for the caller. The cap also holds what context and
  * libraries take (own_bytes). Host memory is registered in pieces, so that a refusal comes early and leaves nothing
- * behind; copies are cut where the pieces meet. */
+ * behind; copies are cut where the pieces meet. What is not pinned goes through a ring (stage.c). */
 #include <string.h>
 
 #include "io/host.h"
@@ -153,18 +153,18 @@ static void unregister(uintptr_t begin, uintptr_t end)
         (void)cudaHostUnregister((void *)begin);
 }
 
-static ot_status refused(uintptr_t begin, uintptr_t at, uintptr_t end, cudaError_t code)
+ot_status ot_cuda_pin_refused(uint64_t done, uint64_t bytes, cudaError_t code)
 {
-    char done[OT_SIZE_TEXT_BYTES], all[OT_SIZE_TEXT_BYTES];
+    char some[OT_SIZE_TEXT_BYTES], all[OT_SIZE_TEXT_BYTES];
     (void)cudaGetLastError();
-    return ot_fail(
-        OT_ERR_DEVICE, "pinning host memory stopped after %s of %s: %s (%d); %s",
-        ot_format_size(at - begin, done), ot_format_size(end - begin, all), cudaGetErrorName(code), (int)code,
-        ot_cuda_is_wsl() ? "WSL2 pins only about half of the memory it has: raise `memory` in .wslconfig"
-                         : "lower --host-mem, or raise the limit on locked memory (ulimit -l)");
+    return ot_fail(OT_ERR_DEVICE, "pinning host memory stopped after %s of %s: %s (%d); %s",
+                   ot_format_size(done, some), ot_format_size(bytes, all), cudaGetErrorName(code), (int)code,
+                   ot_cuda_is_wsl()
+                       ? "WSL2 pins only about half of the memory it has: raise `memory` in .wslconfig"
+                       : "lower --host-mem, or raise the limit on locked memory (ulimit -l)");
 }
 
-ot_status ot_cuda_pin(ot_device *base, void *pointer, uint64_t bytes)
+ot_status ot_cuda_pin(ot_device *base, void *pointer, uint64_t bytes, ot_pin_progress *progress)
 {
     cuda_device *device = (cuda_device *)base;
     ot_cuda_enter(device);
@@ -178,10 +178,12 @@ ot_status ot_cuda_pin(ot_device *base, void *pointer, uint64_t bytes)
     for (uintptr_t at = begin; at < end; at += OT_CUDA_PIN_PIECE_BYTES) {
         size_t piece = end - at < OT_CUDA_PIN_PIECE_BYTES ? end - at : OT_CUDA_PIN_PIECE_BYTES;
         cudaError_t code = cudaHostRegister((void *)at, piece, cudaHostRegisterDefault);
-        if (code == cudaSuccess)
-            continue;
-        unregister(begin, at);
-        return refused(begin, at, end, code);
+        if (code != cudaSuccess) {
+            unregister(begin, at);
+            return ot_cuda_pin_refused(at - begin, bytes, code);
+        }
+        if (progress != NULL)
+            progress(at + piece - begin, bytes);
     }
     atomic_store_explicit(&slot->begin, begin, memory_order_relaxed);
     atomic_store_explicit(&slot->end, end, memory_order_relaxed);
@@ -206,7 +208,7 @@ void ot_cuda_unpin(ot_device *base, void *pointer)
             close_pin(&device->pins[i]);
 }
 
-size_t ot_cuda_copy_piece(cuda_device *device, const void *pointer, size_t bytes)
+size_t ot_cuda_copy_piece(cuda_device *device, const void *pointer, size_t bytes, int *pinned)
 {
     uintptr_t begin = (uintptr_t)pointer, end = begin + bytes;
     for (int i = 0; i < OT_CUDA_PINS_MAX; i++) {
@@ -214,6 +216,7 @@ size_t ot_cuda_copy_piece(cuda_device *device, const void *pointer, size_t bytes
         uintptr_t last = atomic_load_explicit(&device->pins[i].end, memory_order_relaxed);
         if (!overlap(begin, end, first, last))
             continue;
+        *pinned = begin >= first;
         uintptr_t edge =
             begin < first ? first
                           : first + ((begin - first) / OT_CUDA_PIN_PIECE_BYTES + 1) * OT_CUDA_PIN_PIECE_BYTES;
@@ -221,6 +224,7 @@ size_t ot_cuda_copy_piece(cuda_device *device, const void *pointer, size_t bytes
             edge = last;
         return edge < end ? edge - begin : bytes;
     }
+    *pinned = 0;
     return bytes;
 }
 
@@ -232,4 +236,6 @@ void ot_cuda_release_memory(cuda_device *device)
     for (int i = 0; i < OT_CUDA_ARENAS_MAX; i++)
         if (device->memory[i].block != NULL)
             close_memory(device, &device->memory[i]);
+    for (int i = 0; i < 2; i++)
+        ot_cuda_stage_close(&device->stages[i]);
 }

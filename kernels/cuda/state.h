@@ -22,6 +22,12 @@ enum { OT_CUDA_ARENAS_MAX = 64, OT_CUDA_PINS_MAX = 64 };
 #define OT_CUDA_PIN_PIECE_BYTES (UINT64_C(1) << 30)
 #endif
 
+/* Of the ring that memory which is not pinned is copied through. */
+#ifndef OT_CUDA_STAGE_BYTES
+#define OT_CUDA_STAGE_BYTES ((size_t)2 << 20)
+#endif
+enum { OT_CUDA_STAGE_SLOTS = 2 };
+
 typedef struct cuda_device cuda_device;
 typedef struct cuda_stream cuda_stream;
 typedef struct cuda_event cuda_event;
@@ -38,6 +44,16 @@ typedef struct cuda_pin {
     _Atomic uintptr_t begin, end; /* 0: free */
 } cuda_pin;
 
+/* A pinned ring of one direction, and the stream whose host functions fill and empty it. */
+typedef struct cuda_stage {
+    int is_open;
+    unsigned taken; /* slots so far */
+    unsigned char *ring;
+    ot_event *full[OT_CUDA_STAGE_SLOTS], *empty[OT_CUDA_STAGE_SLOTS];
+    ot_stream *side;
+    pthread_mutex_t lock; /* orders those who enqueue */
+} cuda_stage;
+
 struct cuda_device {
     ot_device base;
     int ordinal;
@@ -50,6 +66,7 @@ struct cuda_device {
     uint64_t arena_bytes, peak_bytes; /* of open arenas; with own_bytes */
     cuda_memory memory[OT_CUDA_ARENAS_MAX];
     cuda_pin pins[OT_CUDA_PINS_MAX];
+    cuda_stage stages[2]; /* to the device, to the host */
     int lowest_priority, highest_priority;
     size_t queue_length;
     pthread_mutex_t error_lock; /* orders the failures: the first one stays */
@@ -66,6 +83,9 @@ typedef struct cuda_call {
     cuda_stream *stream;
     ot_host_function *function;
     void *context;
+    void *dst; /* of a copy by the host */
+    const void *src;
+    size_t bytes;
     atomic_int taken; /* by who calls it: the driver's thread, or who finds that the device is lost */
 } cuda_call;
 
@@ -75,6 +95,7 @@ struct cuda_stream {
     char name[32];
     cudaStream_t handle;
     cublasHandle_t cublas; /* NULL: matrix products are not for this kind of stream */
+    ot_event *begin;       /* of its last copy of memory that is not pinned */
     cuda_call *calls;      /* a ring of `length` */
     uint32_t length;
     _Atomic uint32_t enqueued; /* calls */
@@ -133,16 +154,29 @@ ot_status ot_cuda_arena_open(ot_device *base, const char *name, uint64_t bytes, 
 void ot_cuda_arena_close(ot_device *base, void *pointer);
 uint64_t ot_cuda_bytes(const ot_device *device);
 uint64_t ot_cuda_peak_bytes(const ot_device *device);
-ot_status ot_cuda_pin(ot_device *base, void *pointer, uint64_t bytes);
+ot_status ot_cuda_pin(ot_device *base, void *pointer, uint64_t bytes, ot_pin_progress *progress);
 void ot_cuda_unpin(ot_device *base, void *pointer);
 void ot_cuda_release_memory(cuda_device *device);
 
 /* Whether the bytes lie in device memory: 1 all of them, 0 none, -1 some. */
 int ot_cuda_in_device(cuda_device *device, const void *pointer, size_t bytes);
 
-/* How many of the bytes from `pointer` on the driver copies in one go: it refuses what crosses from one registered
- * piece of host memory into another. */
-size_t ot_cuda_copy_piece(cuda_device *device, const void *pointer, size_t bytes);
+/* How many of the bytes from `pointer` on the driver copies in one go, and whether they are pinned: it refuses what
+ * crosses from one registered piece of host memory into another. */
+size_t ot_cuda_copy_piece(cuda_device *device, const void *pointer, size_t bytes, int *pinned);
+
+/* The failure of pinning `bytes`, of which `done` were. */
+ot_status ot_cuda_pin_refused(uint64_t done, uint64_t bytes, cudaError_t code) OT_MUST_CHECK;
+
+/* ---- stage.c ---- */
+
+/* A stage that could not be opened is closed, too; its stream and events are closed with the device's. */
+ot_status ot_cuda_stage_open(cuda_device *device, ot_stream_kind kind, cuda_stage *stage) OT_MUST_CHECK;
+void ot_cuda_stage_close(cuda_stage *stage);
+
+/* Enqueues a copy between the device and host memory that is not pinned. */
+void ot_cuda_stage_copy(ot_stream *stream, void *dst, const void *src, size_t bytes,
+                        enum cudaMemcpyKind kind);
 
 /* ---- stream.c ---- */
 
@@ -165,6 +199,8 @@ void ot_cuda_copy_d2h(ot_stream *stream, void *dst, const void *src, size_t byte
 void ot_cuda_copy_d2d(ot_stream *stream, void *dst, const void *src, size_t bytes);
 void ot_cuda_copy_zero(ot_stream *stream, void *dst, size_t bytes);
 void ot_cuda_stream_call(ot_stream *stream, ot_host_function *function, void *context);
+void ot_cuda_stream_move(ot_stream *stream, void *dst, const void *src,
+                         size_t bytes); /* host memory, by the host */
 
 /* The calling thread's failure in the program sticks to the device. */
 void ot_cuda_fail(ot_device *base);

@@ -109,23 +109,53 @@ static void drain_all(cuda_device *device)
     pthread_mutex_unlock(&device->streams_lock);
 }
 
-void ot_cuda_stream_call(ot_stream *base, ot_host_function *function, void *context)
+/* The next entry of the ring, when it is free. */
+static cuda_call *next_call(cuda_stream *stream)
 {
-    cuda_stream *stream = stream_of(base);
-    cuda_device *device = ot_cuda_device(base);
     uint32_t k = atomic_load_explicit(&stream->enqueued, memory_order_relaxed);
     if (k >= stream->length)
         ot_counter_wait(&stream->called, k - stream->length + 1);
-    cuda_call *entry = &stream->calls[k & (stream->length - 1)];
-    entry->function = function;
-    entry->context = context;
+    return &stream->calls[k & (stream->length - 1)];
+}
+
+static void enqueue_call(ot_stream *base, cuda_call *entry)
+{
+    cuda_stream *stream = stream_of(base);
+    cuda_device *device = ot_cuda_device(base);
     atomic_store(&entry->taken, 0);
-    atomic_store(&stream->enqueued, k + 1);
+    atomic_fetch_add(&stream->enqueued, 1);
     ot_cuda_enter(device);
     if (!atomic_load(&device->lost))
         ot_cuda_check(base, cudaLaunchHostFunc(stream->handle, on_turn, entry), "a host function");
     if (atomic_load(&device->lost))
         drain(stream);
+}
+
+void ot_cuda_stream_call(ot_stream *base, ot_host_function *function, void *context)
+{
+    cuda_call *entry = next_call(stream_of(base));
+    entry->function = function;
+    entry->context = context;
+    enqueue_call(base, entry);
+}
+
+static ot_status move(void *context, ot_status before)
+{
+    const cuda_call *entry = context;
+    if (before == OT_OK)
+        memcpy(entry->dst, entry->src, entry->bytes);
+    return OT_OK;
+}
+
+void ot_cuda_stream_move(ot_stream *base, void *dst, const void *src, size_t bytes)
+{
+    cuda_call *entry = next_call(stream_of(base));
+    entry->function = move;
+    entry->context = entry;
+    entry->dst = dst;
+    entry->src = src;
+    entry->bytes = bytes;
+    enqueue_call(base, entry);
 }
 
 void ot_cuda_check(ot_stream *base, cudaError_t code, const char *what)
@@ -166,16 +196,16 @@ static void copy(ot_stream *base, const char *what, void *dst, int dst_device, c
     if (!ot_cuda_is_sound(base) || !has_right_ends(base, what, dst, dst_device, src, src_device, bytes))
         return;
     ot_cuda_enter(device);
-    for (size_t done = 0; done < bytes;) {
+    for (size_t done = 0, piece; done < bytes && ot_cuda_is_sound(base); done += piece) {
         const char *host = (dst_device ? (const char *)src : (const char *)dst) + done;
-        size_t piece = dst_device && src_device ? bytes : ot_cuda_copy_piece(device, host, bytes - done);
-        cudaError_t code =
-            cudaMemcpyAsync((char *)dst + done, (const char *)src + done, piece, kind, ot_cuda_handle(base));
-        if (code != cudaSuccess) {
-            ot_cuda_check(base, code, what);
-            return;
-        }
-        done += piece;
+        char *to = (char *)dst + done;
+        int pinned = 1;
+        piece = dst_device && src_device ? bytes : ot_cuda_copy_piece(device, host, bytes - done, &pinned);
+        if (pinned)
+            ot_cuda_check(
+                base, cudaMemcpyAsync(to, (const char *)src + done, piece, kind, ot_cuda_handle(base)), what);
+        else
+            ot_cuda_stage_copy(base, to, (const char *)src + done, piece, kind);
     }
 }
 
@@ -249,6 +279,8 @@ static void free_stream(cuda_stream *stream)
         (void)cublasDestroy(stream->cublas);
     if (stream->handle != NULL)
         (void)cudaStreamDestroy(stream->handle);
+    if (stream->begin != NULL)
+        ot_cuda_event_close(stream->begin);
     pthread_mutex_destroy(&stream->drain_lock);
     free(stream->calls);
     free(stream);
@@ -267,6 +299,7 @@ static ot_status fill_stream(cuda_device *device, const ot_stream_options *optio
     OT_TRY(ot_cuda_error(
         cudaStreamCreateWithPriority(&stream->handle, cudaStreamNonBlocking, priority(device, options->kind)),
         options->name));
+    OT_TRY(ot_cuda_event_open(&device->base, 0, &stream->begin));
     return options->kind == OT_STREAM_COMPUTE ? open_cublas(stream) : OT_OK;
 }
 

@@ -11,6 +11,9 @@
 
 #define MIB (UINT64_C(1) << 20)
 
+/* What the emulated device pins for itself: both directions' rings (cuda.cmake, kernels/cuda/stage.c). */
+#define RING_BYTES UINT64_C(262144)
+
 /* Both ways to run, each with seeds of its own. ThreadSanitizer sees through threads only. */
 enum { SEEDS = 8 };
 #if defined(__SANITIZE_THREAD__)

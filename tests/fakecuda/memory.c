@@ -181,6 +181,14 @@ cudaError_t cudaHostUnregister(void *pointer)
     return fake_fail(slot != NULL ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
 }
 
+void fake_forget_pins(void)
+{
+    pthread_mutex_lock(&lock);
+    memset(pins, 0, sizeof pins);
+    fake.pinned_bytes = 0;
+    pthread_mutex_unlock(&lock);
+}
+
 /* ---- Copies ---- */
 
 typedef struct copy_args {

@@ -50,6 +50,8 @@ void fakecuda_configure(const fakecuda_options *options)
     pthread_once(&once, read_environment);
     fake.options = *options;
     fill_defaults();
+    if (fake.lost != 0)
+        fake_forget_pins();
     fake.lost = fake.damaged = 0;
     planted.function = NULL;
     for (; contexts != 0; contexts &= contexts - 1)

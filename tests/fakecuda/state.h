@@ -89,6 +89,7 @@ int fake_take_bytes(uint64_t bytes);
 void fake_give_bytes(uint64_t bytes);
 void fake_give_bytes_of(int card, uint64_t bytes);
 int fake_in_block(const void *pointer, size_t bytes);
+void fake_forget_pins(void); /* with the context of a lost card, which gives nothing back */
 
 /* Opens the device's memory to the process, and closes it again; with threads it stays open. */
 void fake_open_memory(void);
