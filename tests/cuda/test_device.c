@@ -192,15 +192,24 @@ static void a_refused_pin_leaves_nothing(void **state)
     free(host);
 }
 
-/* Many slots' worth both ways at the same time, on four streams that share the two rings, behind work of other streams. */
+enum { N = 150000, BYTES = 4 * N, PAIRS = 8 };
+
+/* Many slots, or a part of one, where the host's last part has nothing to hide behind. */
+static size_t size_of_pair(int p)
+{
+    return p == 0 ? BYTES : 4000;
+}
+
+/* Both ways at the same time, on streams that share the two rings, behind work of other streams. */
 static void memory_that_is_not_pinned_goes_through_a_ring(void **state)
 {
     (void)state;
-    enum { N = 150000, BYTES = 4 * N, PAIRS = 2 };
     fakecuda_options options = {0};
-    float *host = open_host(NULL, BYTES), *back[PAIRS];
-    for (int p = 0; p < PAIRS; p++)
+    float *host = open_host(NULL, BYTES), *back[PAIRS], *last[PAIRS];
+    for (int p = 0; p < PAIRS; p++) {
         back[p] = open_host(NULL, BYTES);
+        last[p] = open_host(NULL, BYTES);
+    }
     FOR_EVERY_RUN(options)
     {
         ot_device *device = open_device(256 * MIB, 0);
@@ -212,25 +221,31 @@ static void memory_that_is_not_pinned_goes_through_a_ring(void **state)
                       *out = open_stream(device, OT_STREAM_D2H, "out");
             float *arena = open_arena(device, BYTES), *again = open_arena(device, BYTES);
             ot_event *event = open_event(device), *there = open_event(device);
+            size_t bytes = size_of_pair(p);
             before = fakecuda_count().host_syncs;
-            ot_copy_h2d(in, arena, host, BYTES);
+            ot_copy_h2d(in, arena, host, bytes);
             ot_event_record(event, in);
             ot_stream_wait(out, event);
-            ot_copy_d2h(out, back[p], arena, BYTES);
+            ot_copy_d2h(out, back[p], arena, bytes);
             ot_event_record(there, out);
             ot_stream_wait(in, there); /* what follows on either side waits for the host's part, too */
-            ot_copy_h2d(in, again, back[p], BYTES);
+            ot_copy_h2d(in, again, back[p], bytes);
+            ot_copy_d2h(in, last[p], again, bytes);
             assert_int_equal(fakecuda_count().host_syncs, before);
         }
         if (ot_device_synchronize(device) != OT_OK)
             fail_msg("%s", ot_error_text());
-        for (int p = 0; p < PAIRS; p++)
-            assert_memory_equal(back[p], host, BYTES);
+        for (int p = 0; p < PAIRS; p++) {
+            assert_memory_equal(back[p], host, size_of_pair(p));
+            assert_memory_equal(last[p], host, size_of_pair(p));
+        }
         assert_int_equal(fakecuda_count().pageable_copies, 0);
         ot_device_close(device);
     }
-    for (int p = 0; p < PAIRS; p++)
+    for (int p = 0; p < PAIRS; p++) {
         free(back[p]);
+        free(last[p]);
+    }
     free(host);
 }
 
