@@ -72,6 +72,72 @@ typedef struct outcome {
     uint64_t host_syncs; /* the most in one step */
 } outcome;
 
+/* A run between two of its parts: its planes in the order in which the trainer hands them over, and its state. */
+typedef struct kept_run {
+    unsigned char *planes;
+    size_t bytes, at;
+    ot_trainer_state state;
+} kept_run;
+
+enum { STATES_MAX = 1 << 21 };
+
+/* Of one chunk, in FP32. */
+static ot_status each_plane(kept_run *kept, const ot_chunk_values *chunk, int fill)
+{
+    void *planes[] = {chunk->master, chunk->moment1, chunk->moment2};
+    for (int i = 0; i < 3; i++) {
+        size_t bytes = chunk->count * sizeof(float);
+        assert_true(planes[i] != NULL && kept->at + bytes <= STATES_MAX);
+        if (fill)
+            memcpy(planes[i], kept->planes + kept->at, bytes);
+        else
+            memcpy(kept->planes + kept->at, planes[i], bytes);
+        kept->at += bytes;
+    }
+    return OT_OK;
+}
+
+static ot_status fill(void *context, const ot_chunk_values *chunk)
+{
+    return each_plane(context, chunk, 1);
+}
+
+static ot_status take(void *context, const ot_chunk_values *chunk)
+{
+    return each_plane(context, chunk, 0);
+}
+
+/* Steps `first` to `end` - 1, from what `kept` holds where first > 0, into which the end of them goes. */
+static void train_part(ot_training training, int first, int end, kept_run *kept, outcome *out)
+{
+    const ot_source source = {fill, kept};
+    const ot_sink sink = {take, kept};
+    ot_dataset *data;
+    ot_data_options options = {.T = T, .V = training.model->config.V, .shuffle = 1, .seed = 3};
+    assert_int_equal(ot_dataset_open(&options, &data), OT_OK);
+    training.source = first > 0 ? &source : NULL;
+    kept->at = 0;
+    ot_trainer *trainer;
+    if (ot_trainer_open(&training, &trainer) != OT_OK)
+        fail_msg("%s", ot_error_text());
+    if (first > 0)
+        ot_trainer_set_state(trainer, &kept->state);
+    for (int step = first; step < end; step++) {
+        ot_step_result result;
+        uint64_t trained =
+            ot_dataset_fill(data, (uint64_t)step, training.B, training.M, ot_trainer_data(trainer));
+        if (ot_trainer_step(trainer, 3e-3, trained, &result) != OT_OK)
+            fail_msg("%s", ot_error_text());
+        out->loss[step] = result.loss;
+    }
+    kept->at = 0;
+    assert_int_equal(ot_trainer_save(trainer, &sink), OT_OK);
+    kept->bytes = kept->at;
+    kept->state = ot_trainer_get_state(trainer);
+    ot_trainer_close(trainer);
+    ot_dataset_close(data);
+}
+
 static void train(const ot_training *training, int steps, outcome *out)
 {
     ot_dataset *data;
@@ -179,6 +245,41 @@ static void a_run_that_cannot_pin_gives_the_same(void **state)
     ot_model_close(model);
 }
 
+/* k + j steps are k, and j in another placement, after another order of the device's work. */
+static void resuming_elsewhere_changes_nothing(void **state)
+{
+    (void)state;
+    if (FIRST_MODE == 1)
+        skip();
+    enum { K = 2, END = 4, WAYS = 4 };
+    static const ot_placement half = {0, OT_TIER_DEVICE, 0.5}, device = {0, OT_TIER_DEVICE, 1};
+    ot_model *model = open_model();
+    kept_run whole = {.planes = malloc(STATES_MAX)}, parts = {.planes = malloc(STATES_MAX)};
+    assert_true(whole.planes != NULL && parts.planes != NULL);
+    for (int way = 0; way < WAYS; way++) {
+        outcome first = {.loss = {0}}, other = {.loss = {0}};
+        ot_training training = moving(model), elsewhere;
+        training.dtype = training.grad_dtype = way % 2 ? OT_FP16 : OT_BF16; /* with a dynamic scale */
+        elsewhere = training;
+        elsewhere.weights = way / 2 ? half : device;
+        elsewhere.acts = device;
+        fakecuda_configure(&(fakecuda_options){.seed = 1});
+        train_part(training, 0, END, &whole, &first);
+        fakecuda_configure(&(fakecuda_options){.seed = 2 + (uint64_t)way, .threads = way / 2});
+        train_part(training, 0, K, &parts, &other);
+        fakecuda_configure(&(fakecuda_options){.seed = 12 + (uint64_t)way, .threads = way % 2});
+        train_part(elsewhere, K, END, &parts, &other);
+        assert_memory_equal(other.loss, first.loss, END * sizeof first.loss[0]);
+        assert_int_equal(parts.bytes, whole.bytes);
+        assert_memory_equal(parts.planes, whole.planes, whole.bytes);
+        assert_int_equal(parts.state.updates, whole.state.updates);
+        assert_true(parts.state.loss_scale.scale == whole.state.loss_scale.scale);
+    }
+    free(whole.planes);
+    free(parts.planes);
+    ot_model_close(model);
+}
+
 static void the_order_of_the_device_changes_nothing(void **state)
 {
     (void)state;
@@ -226,6 +327,7 @@ int main(void)
         cmocka_unit_test(it_learns_what_the_cpu_device_learns),
         cmocka_unit_test(a_step_waits_at_its_end_only),
         cmocka_unit_test(a_run_that_cannot_pin_gives_the_same),
+        cmocka_unit_test(resuming_elsewhere_changes_nothing),
         cmocka_unit_test(the_order_of_the_device_changes_nothing),
         cmocka_unit_test(the_cap_holds),
     };
