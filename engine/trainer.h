@@ -41,7 +41,7 @@ typedef struct ot_training {
     uint64_t budget[OT_TIERS];
     ot_rates rates;
 
-    const char *device; /* "cpu", "cuda", "auto" */
+    const char *device; /* its kind (kernels/device.h); NULL: the best */
     int ordinal; /* which of several devices; with ranks, this one's number among those of its machine */
     int threads; /* 0: from affinity and quota */
     int ranks,

@@ -1,4 +1,4 @@
-/* Reading what kind of machine this is. CUDA is not asked: doctor must say what is wrong with a driver that
+/* Reading what kind of machine this is. The GPU's own library is not asked: doctor must say what is wrong with a driver that
  * does not load, so GPUs are found on the PCI bus and the driver by what its kernel module shows. */
 #include "io/machine.h"
 

@@ -19,6 +19,14 @@ ot_status ot_backend_result(const ot_device_ops *ops, ot_status status)
     return ot_error_raise(&error);
 }
 
+const ot_gpu_device ot_gpu_build = {
+    .kind = "cuda",
+    .name = "CUDA",
+#ifndef OT_HAVE_CUDA
+    .missing = "this offtrain was built without the CUDA device: install the CUDA toolkit and build again",
+#endif
+};
+
 /* ---- The plugin ---- */
 
 static const char plugin_name[] = "libofftrain_cuda.so";

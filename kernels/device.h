@@ -32,6 +32,16 @@ typedef struct ot_stream ot_stream;
 typedef struct ot_event ot_event;
 typedef struct ot_kernels ot_kernels; /* kernels.h */
 
+/* What --device may say. */
+#define OT_DEVICE_KINDS "auto|cpu|cuda"
+
+/* The device for GPUs, which a build may be without. */
+typedef struct ot_gpu_device {
+    const char *kind, *name; /* "cuda", "CUDA" */
+    const char *missing;     /* why this build does not have it, and what to do; NULL: it does */
+} ot_gpu_device;
+extern const ot_gpu_device ot_gpu_build;
+
 typedef struct ot_device_options {
     const char *kind; /* "cpu", "cuda", or "auto" or NULL: the first that this machine has, of cuda, cpu */
     int ordinal;      /* which of several; with several ranks this one's number among those of its machine */

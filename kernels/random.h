@@ -1,15 +1,14 @@
 /* A counter-based random generator: the same numbers on every device, for any split of the work.
  *
  * Philox-4x32 with 7 rounds: J. Salmon, M. Moraes, R. Dror, D. Shaw, "Parallel random numbers: as easy as 1,
- * 2, 3", SC 2011, section 5.3 (7 rounds pass BigCrush). Common subset of C, C++ and CUDA. */
+ * 2, 3", SC 2011, section 5.3 (7 rounds pass BigCrush). Common subset of C and C++; a device's
+ * compiler defines OT_HOST_DEVICE. */
 #ifndef OT_KERNELS_RANDOM_H
 #define OT_KERNELS_RANDOM_H
 
 #include <stdint.h>
 
-#ifdef __CUDACC__
-#define OT_HOST_DEVICE __host__ __device__
-#else
+#ifndef OT_HOST_DEVICE
 #define OT_HOST_DEVICE
 #endif
 

@@ -50,7 +50,7 @@ static const ot_option copy_options[] = {
     {"size", OT_OPTION_SIZE, FIELD(size), "SIZE", "256M", NULL, "bytes of each array", NULL},
     {"threads", OT_OPTION_INT, FIELD(threads), "N", "0", NULL, "threads; 0: one for each core", NULL},
     {"rounds", OT_OPTION_INT, FIELD(rounds), "N", "9", NULL, "measurements of each", NULL},
-    {"device", OT_OPTION_TEXT, FIELD(device), "NAME", "auto", "auto|cpu|cuda",
+    {"device", OT_OPTION_TEXT, FIELD(device), "NAME", "auto", OT_DEVICE_KINDS,
      "the device to copy to and from", NULL},
     {"json", OT_OPTION_FLAG, FIELD(json), NULL, NULL, NULL, "print JSON", NULL},
 };

@@ -12,6 +12,7 @@
 #include "io/file.h"
 #include "io/machine.h"
 #include "io/text.h"
+#include "kernels/device.h"
 #include "tools/command.h"
 #include "tools/json.h"
 #include "tools/option.h"
@@ -265,11 +266,7 @@ static const char *gpu_advice(const ot_machine *machine)
         return "its driver is not loaded: install it (Debian nvidia-driver, Ubuntu nvidia-driver-NNN) and restart";
     if (machine->gpu_devices == 0)
         return "the driver is loaded, but no /dev/nvidia* is here: `docker run --gpus all`, or run nvidia-smi once";
-#ifndef OT_HAVE_CUDA
-    return "this offtrain was built without the CUDA device: install the CUDA toolkit and build again";
-#else
-    return NULL;
-#endif
+    return ot_gpu_build.missing;
 }
 
 static void check_gpus(report *to)

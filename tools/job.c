@@ -176,7 +176,8 @@ static ot_status look_at_device(ot_job *job)
     ot_device_query(job->device, &info);
     job->training.sizing_device = job->device;
     job->shared = info.host_memory;
-    job->training.device = info.host_memory ? "cpu" : "cuda";
+    snprintf(job->device_kind, sizeof job->device_kind, "%s", info.kind);
+    job->training.device = job->device_kind;
     job->limits.device = info.total_bytes;
     snprintf(job->device_name, sizeof job->device_name, "%s, %d %s", info.name, info.units,
              info.host_memory ? info.units == 1 ? "thread" : "threads" : "multiprocessors");
@@ -189,7 +190,6 @@ static ot_status look_at_card(ot_job *job)
 {
     OT_TRY(ot_card_find(job->flags->gpu, &job->card));
     ot_rates_of_card(job->card, job->training.dtype, &job->training.rates);
-    job->training.device = "cuda";
     job->limits.device = (uint64_t)(job->card->gibibytes * (double)(UINT64_C(1) << 30));
     snprintf(job->device_name, sizeof job->device_name, "%s, typical rates", job->card->name);
     return OT_OK;

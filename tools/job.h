@@ -38,6 +38,7 @@ typedef struct ot_job {
     const ot_card *card; /* the plan is for another machine; NULL: for this one */
     int shared;          /* device memory is RAM */
     ot_device *device; /* with little memory, to measure and to ask; NULL: the plan is for another machine */
+    char device_kind[16];
     char device_name[160];
     double gemm_rate; /* measured flops a second; 0: not known */
     size_t drives;    /* file systems of the NVMe tier */

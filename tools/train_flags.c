@@ -7,6 +7,7 @@
 #include "engine/samples.h"
 #include "io/text.h"
 #include "kernels/collective.h"
+#include "kernels/device.h"
 
 #define FIELD(name) offsetof(ot_train_flags, name)
 #define GROUP(heading)                                                                                       \
@@ -142,7 +143,7 @@ static const ot_option options[] = {
     TEXT("progress", progress, "WORD", "auto", "auto|on|off", "progress bar; auto: on a terminal", NULL),
 
     GROUP("system"),
-    TEXT("device", device, "NAME", "auto", "auto|cpu|cuda", "where to compute", NULL),
+    TEXT("device", device, "NAME", "auto", OT_DEVICE_KINDS, "where to compute", NULL),
     NUMBER(INT, "threads", threads, "N", "auto", "auto", "of the CPU; auto: one for each core allowed", NULL),
     NUMBER(INT, "ranks", ranks, "N", "auto", "auto",
            "processes that share one model, N here; auto: those of mpirun, srun or torchrun, or 1", "gpus"),

@@ -6,6 +6,7 @@
 
 #include "io/host.h"
 #include "io/machine.h"
+#include "kernels/device.h"
 #include "tools/command.h"
 #include "tools/json.h"
 #include "tools/option.h"
@@ -14,12 +15,6 @@
 #define COMPILER "clang " __clang_version__
 #else
 #define COMPILER "gcc " __VERSION__
-#endif
-
-#ifdef OT_HAVE_CUDA
-enum { HAVE_CUDA = 1 };
-#else
-enum { HAVE_CUDA = 0 };
 #endif
 
 typedef struct version_options {
@@ -62,7 +57,7 @@ static ot_status print_json(const facts *found)
         json_array_append_new(sets, json_string(found->sets[i]));
     json_t *features =
         json_pack("{s:s, s:s, s:s, s:b}", "io_uring", OT_LIBURING_VERSION, "allocator", found->allocator,
-                  "allocator_version", found->allocator_version, "cuda", HAVE_CUDA);
+                  "allocator_version", found->allocator_version, ot_gpu_build.kind, ot_gpu_build.missing == NULL);
     json_t *object = json_pack("{s:s, s:s, s:o, s:o}", "version", OT_VERSION, "compiler", COMPILER,
                                "features", features, "instruction_sets", sets);
     return ot_json_line(object, stdout, "the JSON output");
@@ -75,7 +70,8 @@ static void print_lines(const facts *found)
     printf("io_uring          liburing %s\n", OT_LIBURING_VERSION);
     printf("allocator         %s%s%s\n", found->allocator, found->allocator_version[0] != '\0' ? " " : "",
            found->allocator_version);
-    printf("CUDA device       %s\n", HAVE_CUDA ? "yes" : "no, built without the CUDA toolkit");
+    printf("%-4s device       %s%s\n", ot_gpu_build.name, ot_gpu_build.missing == NULL ? "yes" : "no, ",
+           ot_gpu_build.missing == NULL ? "" : ot_gpu_build.missing);
     printf("instruction sets ");
     for (size_t i = 0; i < found->set_count; i++)
         printf(" %s", found->sets[i]);

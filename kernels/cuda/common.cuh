@@ -6,6 +6,8 @@
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.h"
 
+#define OT_HOST_DEVICE __host__ __device__ /* random.h */
+
 constexpr unsigned PACK = 8, BLOCK_THREADS = 256, ALL_LANES = 0xffffffffu;
 
 /* ---- One element ---- */

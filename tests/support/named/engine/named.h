@@ -1,0 +1,2 @@
+/* Planted: names one device where any will do. */
+static const char *const device = "cuda";
