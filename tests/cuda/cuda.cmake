@@ -102,17 +102,17 @@ if(OT_NCCL_INCLUDE)
   set_tests_properties(cuda/ranks_process PROPERTIES ENVIRONMENT ASAN_OPTIONS=detect_leaks=0)
 endif()
 
-# The invariants of the whole engine, on the emulated device. Minutes of emulated kernels, and with a sanitizer an hour: a
-# thread for each stream is for -DOT_CUDA_MODES="executor;threads".
-set(OT_CUDA_MODES executor CACHE STRING "How the emulated device runs the engine's tests")
-if(OT_SANITIZE)
-  set(OT_CUDA_MODES "")
-endif()
-foreach(mode IN LISTS OT_CUDA_MODES)
+# The invariants of the whole engine, on the emulated device, both ways to run it: every fourth of the combinations on the
+# executor, which is seeded, every sixteenth with a thread for each stream. With a sanitizer they take an hour.
+function(ot_cuda_trainer mode threads share)
   add_test(NAME cuda/trainer_${mode} COMMAND test_engine_trainer)
   set_tests_properties(cuda/trainer_${mode} PROPERTIES LABELS "cuda;slow" TIMEOUT 1200 ENVIRONMENT
-    "OT_TEST_DEVICE=cuda;OFFTRAIN_CUDA_PLUGIN=$<TARGET_FILE:offtrain_cudaemu>;FAKECUDA_SEED=3;FAKECUDA_THREADS=$<STREQUAL:${mode},threads>")
-endforeach()
+    "OT_TEST_DEVICE=cuda;OT_TEST_SHARE=${share};OFFTRAIN_CUDA_PLUGIN=$<TARGET_FILE:offtrain_cudaemu>;FAKECUDA_SEED=3;FAKECUDA_THREADS=${threads}")
+endfunction()
+if(NOT OT_SANITIZE)
+  ot_cuda_trainer(executor 0 4)
+  ot_cuda_trainer(threads 1 16)
+endif()
 
 # What tools/gpu_check runs on a card; here, small, on the emulated one.
 add_executable(gpu_check cuda/gpu_check.c cuda/gpu_check_kernels.c cuda/gpu_check_speeds.c)
