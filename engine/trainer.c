@@ -8,6 +8,7 @@
 
 #include "engine/training.h"
 #include "io/clock.h"
+#include "io/log.h"
 
 /* ---- the compute lane ---- */
 
@@ -203,6 +204,7 @@ static ot_status open_memory(ot_trainer *t)
     const ot_training *training = &t->training;
     void *block;
     OT_TRY(ot_host_open(training->budget[OT_TIER_HOST], &t->host));
+    ot_host_prefer(t->host, t->numa_node);
     OT_TRY(ot_arena_open(t->host, "trainer", ot_training_host_bytes(training, t->plan->chunk_params),
                          OT_PAGES_TRANSPARENT, &t->arena));
     ot_arena *arena = t->arena;
@@ -251,9 +253,17 @@ static ot_status open_devices(ot_trainer *t)
     ot_device_info info;
     ot_device_query(t->device, &info);
     t->cpu = t->device;
+    t->numa_node = info.numa_node;
     if (!info.host_memory) {
-        const ot_device_options lane = {
-            .kind = "cpu", .memory_bytes = OT_HUGE_PAGE_BYTES, .threads = training->threads};
+        const ot_device_options lane = {.kind = "cpu",
+                                        .memory_bytes = OT_HUGE_PAGE_BYTES,
+                                        .threads = training->threads,
+                                        .is_near = info.numa_node >= 0,
+                                        .numa_node = info.numa_node};
+        if (info.numa_node >= 0)
+            ot_log(OT_LOG_INFO,
+                   "%s at %s is nearest to memory node %d: pinned memory and CPU threads go there first",
+                   info.name, info.address, info.numa_node);
         OT_TRY(ot_device_open(&lane, &t->cpu));
     }
     const ot_stream_options stream = {.kind = OT_STREAM_UPDATE, .name = "update"};

@@ -23,6 +23,7 @@ struct ot_trainer {
     int16_t *remainder; /* host: what is left of them beside weights, for inference in bf16; otherwise NULL */
     ot_factored factored; /* host: with Adafactor; otherwise without moments */
     double *loss_sum;     /* device: over the step's trained tokens */
+    int numa_node;        /* nearest to the device; -1: none */
     double *host_loss_sum;
     ot_arena *arena; /* what the trainer has of the host: pinned, where the device can */
     int pinned;

@@ -3,11 +3,14 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <linux/mempolicy.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #ifdef OT_HAVE_JEMALLOC
 #include <jemalloc/jemalloc.h>
 #endif
@@ -41,6 +44,7 @@ struct ot_arena {
 
 struct ot_host {
     uint64_t budget, bytes, peak;
+    int node; /* -1: any */
     ot_arena *first, **end;
 };
 
@@ -50,6 +54,7 @@ ot_status ot_host_open(uint64_t budget_bytes, ot_host **out)
     if (host == NULL)
         return ot_fail(OT_ERR_INTERNAL, "out of memory for the host tier");
     host->budget = budget_bytes;
+    host->node = -1;
     host->end = &host->first;
     *out = host;
     return OT_OK;
@@ -89,6 +94,22 @@ static void *map_explicit(uint64_t bytes)
     return mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
 }
 
+void ot_host_prefer(ot_host *host, int node)
+{
+    host->node = node;
+}
+
+/* Before its pages are touched. */
+static void place(void *base, uint64_t bytes, int node)
+{
+    enum { BITS = 8 * sizeof(unsigned long), NODES_MAX = 1024 };
+    unsigned long nodes[NODES_MAX / BITS] = {0};
+    if (node < 0 || node >= NODES_MAX || base == MAP_FAILED)
+        return;
+    nodes[node / BITS] = 1ul << node % BITS;
+    (void)!syscall(SYS_mbind, base, bytes, MPOL_PREFERRED, nodes, NODES_MAX + 1, 0);
+}
+
 /* Touches every page. Kernels before 5.14 do not know MADV_POPULATE_WRITE; a byte a page does the same there.
  */
 static int populate(unsigned char *base, uint64_t bytes)
@@ -104,8 +125,9 @@ static int populate(unsigned char *base, uint64_t bytes)
     return 0;
 }
 
-static void *populated(void *base, uint64_t bytes)
+static void *populated(void *base, uint64_t bytes, int node)
 {
+    place(base, bytes, node);
     if (base == MAP_FAILED || populate(base, bytes) == 0)
         return base;
     int code = errno;
@@ -115,10 +137,10 @@ static void *populated(void *base, uint64_t bytes)
 }
 
 /* A control group may refuse explicit pages that the pool has, which shows only when they are touched. */
-static void *map_populated(uint64_t bytes, const char *name, ot_arena_pages pages)
+static void *map_populated(uint64_t bytes, const char *name, ot_arena_pages pages, int node)
 {
     if (pages == OT_PAGES_EXPLICIT || pages == OT_PAGES_BEST) {
-        void *base = populated(map_explicit(bytes), bytes);
+        void *base = populated(map_explicit(bytes), bytes, node);
         if (base != MAP_FAILED)
             return base;
         if (pages == OT_PAGES_EXPLICIT)
@@ -130,7 +152,7 @@ static void *map_populated(uint64_t bytes, const char *name, ot_arena_pages page
     void *base = map_aligned(bytes);
     if (base != MAP_FAILED)
         madvise(base, bytes, pages == OT_PAGES_SMALL ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
-    return populated(base, bytes);
+    return populated(base, bytes, node);
 }
 
 static ot_status over_budget(const ot_host *host, const char *name, uint64_t bytes)
@@ -161,7 +183,7 @@ ot_status ot_arena_open(ot_host *host, const char *name, uint64_t bytes, ot_aren
     ot_arena *arena = calloc(1, sizeof *arena);
     if (arena == NULL)
         return ot_fail(OT_ERR_INTERNAL, "out of memory for arena %s", name);
-    void *base = map_populated(bytes, name, pages);
+    void *base = map_populated(bytes, name, pages, host->node);
     if (base == MAP_FAILED) {
         char size[OT_SIZE_TEXT_BYTES];
         int code = errno;

@@ -29,6 +29,10 @@ typedef struct ot_arena ot_arena;
 /* A host budget of `budget_bytes`. Opening and closing arenas is for one thread at a time. */
 ot_status ot_host_open(uint64_t budget_bytes, ot_host **out) OT_MUST_CHECK;
 
+/* Arenas opened after this have their pages on the memory node `node` (the kernel's number) as long as it has room, then
+ * on others. Where the kernel refuses they lie where they would have: that costs speed only. */
+void ot_host_prefer(ot_host *host, int node);
+
 /* Closes the arenas that are still open, too. NULL is allowed. */
 void ot_host_close(ot_host *host);
 

@@ -113,10 +113,24 @@ void ot_team_run(ot_team *team, ot_team_task *task, void *context)
         wait_for_change(&team->running, running);
 }
 
-/* The allowed processors, one hyper-thread of every core first, then the second ones, and so on. Returns how
+/* The processors of a memory node before the others, each part in its order. */
+static void put_first(hwloc_topology_t topology, int node, int cpus[], int n)
+{
+    hwloc_obj_t at = node >= 0 ? hwloc_get_numanode_obj_by_os_index(topology, (unsigned)node) : NULL;
+    int end = 0;
+    for (int i = 0; i < n && at != NULL; i++) {
+        int cpu = cpus[i];
+        if (!hwloc_bitmap_isset(at->cpuset, (unsigned)cpu))
+            continue;
+        memmove(&cpus[end + 1], &cpus[end], (size_t)(i - end) * sizeof *cpus);
+        cpus[end++] = cpu;
+    }
+}
+
+/* The allowed processors, those of `node` first, of these one hyper-thread of every core first, then the second ones, and so on. Returns how
  * many cores there are; `cpus` gets all `*n` processors. Where hwloc cannot read the machine there is nothing
  * to pin to. */
-static int order_processors(int cpus[], int max, int *n)
+static int order_processors(int node, int cpus[], int max, int *n)
 {
     *n = 0;
     int cores = 0;
@@ -143,6 +157,7 @@ static int order_processors(int cpus[], int max, int *n)
         if (sibling == 0)
             cores = *n;
     }
+    put_first(topology, node, cpus, *n);
 out:
     hwloc_bitmap_free(allowed);
     hwloc_topology_destroy(topology);
@@ -151,9 +166,14 @@ out:
 
 ot_status ot_team_open(int threads, ot_team **out)
 {
+    return ot_team_open_near(threads, -1, out);
+}
+
+ot_status ot_team_open_near(int threads, int node, ot_team **out)
+{
     enum { CPU_MAX = 1024 };
     int cpus[CPU_MAX], cpu_count;
-    int cores = order_processors(cpus, CPU_MAX, &cpu_count);
+    int cores = order_processors(node, cpus, CPU_MAX, &cpu_count);
     if (threads <= 0) {
         ot_cpu_budget budget;
         OT_TRY(ot_cpu_budget_read("", &budget));

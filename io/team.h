@@ -20,6 +20,9 @@ typedef void ot_team_task(void *context, int index, int count);
  * would inherit its mask. */
 ot_status ot_team_open(int threads, ot_team **out) OT_MUST_CHECK;
 
+/* The same, on the processors of the memory node `node` (the kernel's number) before those of others; -1: any. */
+ot_status ot_team_open_near(int threads, int node, ot_team **out) OT_MUST_CHECK;
+
 /* Ends and joins the workers. NULL is allowed. */
 void ot_team_close(ot_team *team);
 

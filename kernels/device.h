@@ -49,8 +49,9 @@ typedef struct ot_device_options {
     uint64_t memory_bytes; /* hard cap on device memory, with everything that the device itself needs in it */
     size_t queue_length;   /* operations a stream holds; 0: 1024 */
     /* CPU device only. */
-    int threads;     /* of the team that the streams share; 0: one per physical core allowed */
-    const char *isa; /* "baseline", "avx2", "avx512"; NULL: the best that this processor has */
+    int threads;            /* of the team that the streams share; 0: one per physical core allowed */
+    int is_near, numa_node; /* is_near 1: on the processors of this memory node before others */
+    const char *isa;        /* "baseline", "avx2", "avx512"; NULL: the best that this processor has */
     uint64_t jitter_seed;
     int64_t jitter_ns; /* above 0, every operation first sleeps a random time of up to this: a missing wait
                           shows */

@@ -55,9 +55,9 @@ static ot_status print_json(const facts *found)
     json_t *sets = json_array();
     for (size_t i = 0; i < found->set_count; i++)
         json_array_append_new(sets, json_string(found->sets[i]));
-    json_t *features =
-        json_pack("{s:s, s:s, s:s, s:b}", "io_uring", OT_LIBURING_VERSION, "allocator", found->allocator,
-                  "allocator_version", found->allocator_version, ot_gpu_build.kind, ot_gpu_build.missing == NULL);
+    json_t *features = json_pack("{s:s, s:s, s:s, s:b}", "io_uring", OT_LIBURING_VERSION, "allocator",
+                                 found->allocator, "allocator_version", found->allocator_version,
+                                 ot_gpu_build.kind, ot_gpu_build.missing == NULL);
     json_t *object = json_pack("{s:s, s:s, s:o, s:o}", "version", OT_VERSION, "compiler", COMPILER,
                                "features", features, "instruction_sets", sets);
     return ot_json_line(object, stdout, "the JSON output");

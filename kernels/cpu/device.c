@@ -210,7 +210,8 @@ static ot_status cpu_open(const ot_device_options *options, ot_device **out)
     pthread_mutex_init(&device->team_lock, NULL);
     pthread_mutex_init(&device->error_lock, NULL);
     OT_TRY_GOTO(ot_host_open(options->memory_bytes, &device->host), out);
-    OT_TRY_GOTO(ot_team_open(options->threads, &device->team), out);
+    OT_TRY_GOTO(
+        ot_team_open_near(options->threads, options->is_near ? options->numa_node : -1, &device->team), out);
     OT_TRY_GOTO(ot_onednn_open(&device->onednn), out);
     *out = &device->base;
     return OT_OK;

@@ -1,10 +1,13 @@
 /* Arenas: budget, alignment, zeroed and touched pages, report, order of closing. */
 #include <errno.h>
 #include <inttypes.h>
+#include <linux/mempolicy.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "io/host.h"
 #include "io/log.h"
@@ -286,24 +289,42 @@ static void objects_are_counted(void **state)
     assert_true(ot_object_bytes().allocated_bytes <= during.allocated_bytes - 8 * MIB);
 }
 
+/* The policy of an arena's pages as the kernel tells it; node 0 is everywhere. */
+static void arenas_lie_near_where_that_is_asked(void **state)
+{
+    ot_arena *arenas[2];
+    int policy[2];
+    unsigned long nodes[2][16] = {{0}};
+    for (int i = 0; i < 2; i++) {
+        if (i == 1)
+            ot_host_prefer(*state, 0);
+        assert_int_equal(ot_arena_open(*state, "near", 2 * MIB, OT_PAGES_SMALL, &arenas[i]), OT_OK);
+        if (syscall(SYS_get_mempolicy, &policy[i], nodes[i], 1024, ot_arena_base(arenas[i]), MPOL_F_ADDR) !=
+            0)
+            skip(); /* a kernel without nodes, or a sandbox */
+    }
+    if (syscall(SYS_mbind, ot_arena_base(arenas[0]), 4096, MPOL_DEFAULT, NULL, 0, 0) != 0)
+        skip();
+    assert_int_equal(policy[0], MPOL_DEFAULT);
+    assert_int_equal(policy[1], MPOL_PREFERRED);
+    assert_int_equal(nodes[1][0], 1);
+    ot_host_prefer(*state, 900); /* no such node: an arena all the same */
+    ot_arena *other;
+    assert_int_equal(ot_arena_open(*state, "far", MIB, OT_PAGES_BEST, &other), OT_OK);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_host, close_host)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rounding),
-        TEST(arenas_are_aligned_zeroed_and_resident),
-        TEST(closing_gives_the_memory_back),
-        TEST(blocks_are_aligned_and_apart),
-        TEST(too_big_blocks_do_not_wrap),
-        TEST(the_budget_holds),
-        TEST(absurd_sizes_do_not_fit),
-        cmocka_unit_test(the_kernels_refusal_is_told),
-        TEST(arenas_close_in_any_order),
-        TEST(an_arena_opened_after_the_last_closed_is_listed),
-        TEST(a_report_may_be_cut),
-        TEST(huge_pages_are_reported),
-        TEST(missing_reserved_pages_are_logged),
+        cmocka_unit_test(rounding),          TEST(arenas_are_aligned_zeroed_and_resident),
+        TEST(closing_gives_the_memory_back), TEST(blocks_are_aligned_and_apart),
+        TEST(too_big_blocks_do_not_wrap),    TEST(the_budget_holds),
+        TEST(absurd_sizes_do_not_fit),       cmocka_unit_test(the_kernels_refusal_is_told),
+        TEST(arenas_close_in_any_order),     TEST(an_arena_opened_after_the_last_closed_is_listed),
+        TEST(a_report_may_be_cut),           TEST(arenas_lie_near_where_that_is_asked),
+        TEST(huge_pages_are_reported),       TEST(missing_reserved_pages_are_logged),
         TEST(objects_are_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

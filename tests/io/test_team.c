@@ -190,6 +190,36 @@ static void a_narrow_mask_gives_one_thread(void **state)
     assert_int_equal(count, 1);
 }
 
+static void note_processor(void *context, int index, int count)
+{
+    cpu_set_t mine;
+    (void)count;
+    if (index == 1 && sched_getaffinity(0, sizeof mine, &mine) == 0 && CPU_COUNT(&mine) == 1)
+        *(int *)context = CPU_ISSET(0, &mine) ? 0 : 1;
+}
+
+/* A machine of two nodes with one processor each: the second member is on the other node's. */
+static void the_near_node_comes_first(void **state)
+{
+    (void)state;
+    cpu_set_t allowed;
+    assert_int_equal(sched_getaffinity(0, sizeof allowed, &allowed), 0);
+    if (!CPU_ISSET(0, &allowed) || !CPU_ISSET(1, &allowed))
+        skip();
+    setenv("HWLOC_SYNTHETIC", "numa:2 core:1 pu:1", 1);
+    setenv("HWLOC_THISSYSTEM", "1", 1);
+    for (int node = -1; node < 3; node++) {
+        ot_team *team;
+        int processor = -1;
+        assert_int_equal(ot_team_open_near(2, node, &team), OT_OK);
+        ot_team_run(team, note_processor, &processor);
+        ot_team_close(team);
+        assert_int_equal(processor, node == 1 ? 0 : 1); /* there is no node 2 */
+    }
+    unsetenv("HWLOC_SYNTHETIC");
+    unsetenv("HWLOC_THISSYSTEM");
+}
+
 static void a_team_that_never_ran_closes(void **state)
 {
     (void)state;
@@ -208,6 +238,7 @@ int main(void)
         cmocka_unit_test(both_sides_sleep_and_wake),      cmocka_unit_test(members_are_threads_of_their_own),
         cmocka_unit_test(the_callers_mask_stays),         cmocka_unit_test(openmp_settings_are_ignored),
         cmocka_unit_test(a_narrow_mask_gives_one_thread), cmocka_unit_test(a_team_that_never_ran_closes),
+        cmocka_unit_test(the_near_node_comes_first),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
