@@ -5,7 +5,15 @@
  *     lost and the driver calls none any more, by whoever finds that out (drain). Who calls has set `taken`.
  *  2. Entry k of the ring is written before `enqueued` becomes k+1, and again only once `called` has passed k.
  *  3. After the first failure no kernel and no copy is enqueued; what is on its way already runs, since nothing
- *     takes it back. Events are still recorded and host functions still called, with the failure. */
+ *     takes it back. Events are still recorded and host functions still called, with the failure.
+ *
+ * No CUDA graphs: a block of a 7B model (0.4 GFLOP a token forward, four times that backward with what is computed again)
+ * takes 5 ms forward and 20 ms backward for 2048 tokens at 160 TFLOP/s, in about 15 and 45 launches. A launch costs a lane's
+ * own thread about 4 us and nobody waits for it: the host is a hundred times ahead. Between two kernels of a stream the
+ * card loses about 1 us, of which a graph saves a half: 0.1 % of a block. It would pay for blocks of some 100 us, which are
+ * models that need no offloading.
+ * No epilogues of cublasLt: none computes SwiGLU, the sum into FP32 gradients is the product's beta, and the biases of q, k
+ * and v, where a model has them, are 40 MB to read and write, 0.04 ms of the 25. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

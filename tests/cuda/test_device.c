@@ -26,6 +26,7 @@ static void a_device_describes_itself(void **state)
     ot_device_query(device, &info);
     assert_string_equal(info.kind, "cuda");
     assert_string_equal(info.name, "Emulated GPU 0");
+    assert_string_equal(info.address, "0000:01:00.0");
     assert_string_equal(info.isa, "sm_89");
     assert_int_equal(info.memory_bytes, 200 * MIB);
     assert_int_equal(info.total_bytes, 300 * MIB);
