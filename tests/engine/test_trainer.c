@@ -743,7 +743,8 @@ static void a_stop_ends_the_load(void **state)
     ot_model_close(model);
 }
 
-/* "steady" runs alone, in a process that nothing has allocated in before; "stopped" in one that is asked to stop for good. */
+/* "steady" runs alone, in a process that nothing has allocated in before; "stopped" in one that is asked to stop for good;
+ * "invariants" are a part, for emulated devices. */
 int main(int argc, char **argv)
 {
     const struct CMUnitTest steady[] = {cmocka_unit_test(a_steady_step_allocates_nothing)};
@@ -752,6 +753,14 @@ int main(int argc, char **argv)
     const struct CMUnitTest stopped[] = {cmocka_unit_test(a_stop_ends_the_load)};
     if (argc > 1 && strcmp(argv[1], "stopped") == 0)
         return cmocka_run_group_tests(stopped, open_folder, close_folder);
+    const struct CMUnitTest invariants[] = {
+        cmocka_unit_test(placement_changes_nothing),
+        cmocka_unit_test(placement_changes_nothing_elsewhere),
+        cmocka_unit_test(micro_batches_change_rounding_only),
+        cmocka_unit_test(a_learning_rate_of_zero_changes_nothing),
+    };
+    if (argc > 1 && strcmp(argv[1], "invariants") == 0)
+        return cmocka_run_group_tests(invariants, open_folder, close_folder);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(placement_changes_nothing),
         cmocka_unit_test(placement_changes_nothing_elsewhere),
