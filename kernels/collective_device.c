@@ -241,7 +241,7 @@ static ot_status compare(const ot_group *group, const place all[], int other, in
         return ot_fail(
             OT_ERR_USAGE,
             "ranks %d and %d have one GPU, at %s, and each needs its own: use fewer --ranks, or make "
-            "more GPUs visible (CUDA_VISIBLE_DEVICES)",
+            "more of the machine's GPUs visible",
             other, rank, all[rank].address);
     return OT_OK;
 }
