@@ -238,7 +238,7 @@ static void it_learns_what_one_rank_on_the_cpu_learns(void **state)
     ot_model_close(model);
 }
 
-/* ---- placement changes nothing ---- */
+/* ---- neither placement nor what ranks share changes anything ---- */
 
 static void place(ot_training *t, int which)
 {
@@ -251,6 +251,7 @@ static void place(ot_training *t, int which)
     t->acts = which == 1 ? device : which == 2 ? host : nvme;
     t->prefetch_depth = which;
     t->overlap = which != 1;
+    t->zero = 1 + which % 3;
 }
 
 static void placement_changes_nothing(void **state)
