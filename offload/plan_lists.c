@@ -206,7 +206,8 @@ static void update_chunk(emitter *e, int32_t chunk, int32_t grad, int32_t target
 static uint32_t count_visiting(const emitter *e, size_t visit, int j, int32_t layer)
 {
     const ot_draft *draft = e->draft;
-    int fetched = draft->fetched[visit][j], updated = e->updating && draft->first_visit[layer] == (int32_t)visit;
+    int fetched = draft->fetched[visit][j],
+        updated = e->updating && draft->first_visit[layer] == (int32_t)visit;
     uint32_t end = !fetched && !updated ? e->plan->layer_chunks[layer]
                    : fetched && e->saving && e->plan->whole[OT_PLANE_WEIGHT]
                        ? e->plan->layer_chunks[layer + 1]

@@ -145,7 +145,8 @@ static void next_homes(home_walk *walk, size_t c, ot_tier tiers[OT_PLANE_GRAD + 
 {
     ot_draft *draft = walk->draft;
     const ot_chunk *chunk = &draft->plan->chunks[c];
-    int on_host = !chunk->copy && next_chosen(&walk->states), in_backward = draft->request->update_in_backward;
+    int on_host = !chunk->copy && next_chosen(&walk->states),
+        in_backward = draft->request->update_in_backward;
     ot_tier states = on_host ? OT_TIER_HOST : OT_TIER_NVME;
     if (walk->weights_forced)
         on_host = has_plane(draft, chunk, OT_PLANE_WEIGHT) && next_chosen(&walk->weights);

@@ -13,13 +13,13 @@ typedef enum value {
     EMPTY,
     PLANE_OF_CHUNK, /* a = chunk, b = plane, version; of gradients the step. Another rank's weights: a = the own chunk in
                        their place, b = -1 - rank */
-    BOUNDARY,       /* a = stage it is in front of, b = micro-batch, version = step */
-    BOUNDARY_GRAD,  /* the same */
-    LAYER_GRAD,     /* a = layer, version = hash of what was added */
-    LAYER_REDUCED,  /* a = layer, b = rank after the own, version = step */
-    LAYER_SUMS,     /* the same */
-    STEP_DATA,      /* version = step, or evaluation */
-    KEPT,           /* a = stage, b = micro-batch, version = step */
+    BOUNDARY,      /* a = stage it is in front of, b = micro-batch, version = step */
+    BOUNDARY_GRAD, /* the same */
+    LAYER_GRAD,    /* a = layer, version = hash of what was added */
+    LAYER_REDUCED, /* a = layer, b = rank after the own, version = step */
+    LAYER_SUMS,    /* the same */
+    STEP_DATA,     /* version = step, or evaluation */
+    KEPT,          /* a = stage, b = micro-batch, version = step */
 } value;
 
 typedef struct tag {
@@ -130,7 +130,8 @@ static uint32_t own_end(const world *w, int32_t layer)
 static int shift_of(const world *w, int32_t chunk, uint32_t *own)
 {
     int32_t layer = w->plan->chunks[chunk].layer;
-    uint32_t first = w->plan->layer_chunks[layer], n = own_end(w, layer) - first, at = (uint32_t)chunk - first;
+    uint32_t first = w->plan->layer_chunks[layer], n = own_end(w, layer) - first,
+             at = (uint32_t)chunk - first;
     *own = first + at % n;
     return (int)(at / n);
 }
