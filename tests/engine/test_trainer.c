@@ -69,13 +69,6 @@ static const char *device_kind(void)
     return kind != NULL ? kind : "cpu";
 }
 
-/* Every combination, or every so-manyth on another device, which is emulated. */
-static int is_chosen(int combination)
-{
-    const char *share = getenv("OT_TEST_SHARE");
-    return share == NULL || combination % atoi(share) == 0;
-}
-
 static ot_training training_for(const ot_model *model)
 {
     return (ot_training){
@@ -194,7 +187,7 @@ static void compare_all(ot_training base)
     run(&base, 1e-2, &reference);
     for (int placement = 0; placement < PLACEMENTS; placement++)
         for (int variant = 0; variant < VARIANTS; variant++) {
-            if (!is_chosen(placement + 3 * variant))
+            if (!test_is_chosen(placement + 3 * variant))
                 continue;
             ot_training t = base;
             place(&t, placement);
@@ -237,7 +230,7 @@ static void placement_changes_nothing_elsewhere(void **state)
         outcome reference, other;
         run(&base, 1e-2, &reference);
         for (int placement = 0; placement < PLACEMENTS; placement++) {
-            if (!is_chosen(placement + which))
+            if (!test_is_chosen(placement + which))
                 continue;
             t = base;
             place(&t, placement);
@@ -297,7 +290,7 @@ static void a_learning_rate_of_zero_changes_nothing(void **state)
         assert_int_equal(ot_trainer_hash(trainer, &before), OT_OK);
         ot_trainer_close(trainer);
         for (int placement = 0; placement < PLACEMENTS; placement++) {
-            if (!is_chosen(placement + (int)i))
+            if (!test_is_chosen(placement + (int)i))
                 continue;
             outcome after;
             place(&t, placement);
