@@ -28,6 +28,9 @@ typedef struct ot_group_options {
     double timeout_s;        /* of one operation; 0: half an hour */
 } ot_group_options;
 
+/* OT_ERR_USAGE where the environment names several ranks and not all that they need to meet: each would train alone. */
+ot_status ot_group_check_launch(void) OT_MUST_CHECK;
+
 /* As one of how many ranks a launcher (mpirun, srun, torchrun or whatever sets MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE)
  * has started this process, and how many of them on this machine; 0: none has. */
 int ot_group_launched(void);

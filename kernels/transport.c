@@ -79,6 +79,30 @@ void ot_world_find(ot_world *world)
         world->here = world->size;
 }
 
+ot_status ot_group_check_launch(void)
+{
+    const char *size = getenv("WORLD_SIZE"), *host = getenv("MASTER_ADDR");
+    int count = number("WORLD_SIZE"), rank = number("RANK"), port = number("MASTER_PORT");
+    if (size == NULL || number("OMPI_COMM_WORLD_SIZE") > 0 || number("PMI_SIZE") > 0 || count == 1)
+        return OT_OK;
+    if (count < 1 || count > OT_RANKS_MAX)
+        return ot_fail(OT_ERR_USAGE, "WORLD_SIZE=%s: expected 1 to %d; unset it, or let the launcher set it",
+                       size, OT_RANKS_MAX);
+    const char *text = getenv("RANK");
+    if (text != NULL && (rank < 0 || rank >= count))
+        return ot_fail(OT_ERR_USAGE, "RANK=%s with WORLD_SIZE=%d: expected 0 to %d", text, count, count - 1);
+    if (text == NULL && number("SLURM_PROCID") < 0)
+        return ot_fail(OT_ERR_USAGE, "WORLD_SIZE=%d, but no RANK: set it for each process, or unset both",
+                       count);
+    if (host == NULL || *host == '\0' || port < 1 || port > 65535)
+        return ot_fail(
+            OT_ERR_USAGE,
+            "WORLD_SIZE=%d, but no MASTER_ADDR and MASTER_PORT of 1 to 65535, where the ranks meet; "
+            "set both, or unset WORLD_SIZE",
+            count);
+    return OT_OK;
+}
+
 int ot_group_launched(void)
 {
     ot_world world;

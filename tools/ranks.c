@@ -22,13 +22,15 @@ int ot_ranks_must_launch(const ot_train_flags *flags)
     return flags->ranks > 1 && ot_group_launched() == 0;
 }
 
-static volatile sig_atomic_t launched_pid, stops;
+static volatile sig_atomic_t launched_pid, stops, first_stop;
 
 /* mpirun ends everything at once on the signals that end it, but hands these two on. */
 static void hand_on(int number)
 {
     if (launched_pid <= 0)
         return;
+    if (first_stop == 0)
+        first_stop = number;
     kill((pid_t)launched_pid, stops++ > 0 ? SIGTERM : number == SIGINT ? SIGUSR1 : SIGUSR2);
 }
 
@@ -68,6 +70,12 @@ static void become_mpirun(char **words, pid_t parent)
     _exit(OT_ERR_DEVICE);
 }
 
+/* A rank's own code; mpirun has others of its own, and those of signals. */
+static int is_ours(int code)
+{
+    return code <= OT_ERR_DEVICE || code == OT_STOPPED_INT || code == OT_STOPPED_TERM;
+}
+
 static ot_status wait_for(pid_t pid)
 {
     int state;
@@ -77,7 +85,15 @@ static ot_status wait_for(pid_t pid)
     int code = WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
     if (code == OT_OK)
         return OT_OK;
-    return ot_fail((ot_status)code, "the ranks have ended with code %d; why, they say above", code);
+    if (is_ours(code) && code != 1)
+        return ot_fail((ot_status)code, "the ranks have ended with code %d; why, they say above", code);
+    if (first_stop != 0)
+        return ot_fail(first_stop == SIGINT ? OT_STOPPED_INT : OT_STOPPED_TERM,
+                       "stopped, the ranks were ended");
+    if (code > 128)
+        return ot_fail(OT_ERR_DEVICE, "a rank, or mpirun, was ended by signal %d (%s)", code - 128,
+                       strsignal(code - 128));
+    return ot_fail(OT_ERR_DEVICE, "mpirun has ended with code %d; why, it says above", code);
 }
 
 ot_status ot_ranks_launch(const ot_train_flags *flags, int argc, char **argv)
@@ -92,8 +108,17 @@ ot_status ot_ranks_launch(const ot_train_flags *flags, int argc, char **argv)
     OT_TRY(share_threads(flags, flags->ranks, &threads));
     snprintf(count, sizeof count, "%lld", (long long)flags->ranks);
     snprintf(cores, sizeof cores, "%lld", (long long)threads);
-    char *own[OWN_WORDS] = {"mpirun", "--oversubscribe",           "--bind-to", "none",
-                            "--mca",  "odls_base_sigkill_timeout", "3",         "-n",
+    char *own[OWN_WORDS] = {"mpirun",
+                            "--oversubscribe",
+                            "--bind-to",
+                            "none",
+                            "--mca",
+                            "odls_base_sigkill_timeout",
+                            "3",
+                            "--mca",
+                            "orte_abort_on_non_zero_status",
+                            "1",
+                            "-n",
                             count};
     char **words = calloc((size_t)argc + OWN_WORDS, sizeof *words);
     if (words == NULL)
@@ -132,6 +157,7 @@ ot_status ot_ranks_join(ot_train_flags *flags, ot_group **out)
     const ot_group_options options = {.timeout_s = flags->rank_timeout};
     int launched = ot_group_launched();
     *out = NULL;
+    OT_TRY(ot_group_check_launch());
     if (launched > 0 && launched != flags->ranks)
         return ot_fail(OT_ERR_USAGE, "--ranks %lld, but the launcher has started %d", (long long)flags->ranks,
                        launched);
@@ -165,6 +191,53 @@ ot_status ot_ranks_share_training(ot_group *group, ot_training *t)
     t->group = group;
     t->rank = ot_group_rank(group);
     return OT_OK;
+}
+
+/* The first name whose value differs. */
+static ot_status name_difference(int rank, const json_t *first, const json_t *own)
+{
+    const char *name;
+    json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)first, name, value)
+    {
+        const json_t *other = json_object_get(own, name);
+        if (json_equal(value, other))
+            continue;
+        char *there = json_dumps(value, JSON_ENCODE_ANY), *here = json_dumps(other, JSON_ENCODE_ANY);
+        ot_status status =
+            ot_fail(OT_ERR_USAGE,
+                    "rank %d has another %s (%s) than rank 0 (%s); all ranks need the same flags and data",
+                    rank, name, here != NULL ? here : "none", there != NULL ? there : "?");
+        free(there);
+        free(here);
+        return status;
+    }
+    return OT_OK;
+}
+
+ot_status ot_ranks_compare_settings(ot_group *group, const json_t *settings)
+{
+    if (group == NULL)
+        return OT_OK;
+    ot_status status = OT_OK;
+    char *text = json_dumps(settings, JSON_COMPACT);
+    uint64_t bytes = text != NULL ? strlen(text) + 1 : 0;
+    int rank = ot_group_rank(group);
+    OT_TRY_GOTO(ot_group_broadcast(group, "the length of the settings", 0, &bytes, sizeof bytes), out);
+    if (rank > 0) {
+        free(text);
+        text = calloc(1, bytes + 1);
+    }
+    if (text == NULL)
+        OT_TRY_GOTO(ot_fail(OT_ERR_INTERNAL, "out of memory for the settings"), out);
+    OT_TRY_GOTO(ot_group_broadcast(group, "the settings", 0, text, bytes), out);
+    json_t *first = json_loads(text, 0, NULL);
+    status = first != NULL ? name_difference(rank, first, settings)
+                           : ot_fail(OT_ERR_INTERNAL, "rank 0's settings cannot be read");
+    json_decref(first);
+out:
+    free(text);
+    return status;
 }
 
 static ot_status make_folder(const char *in, int rank, ot_rank_folders *out)

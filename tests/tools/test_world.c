@@ -165,6 +165,45 @@ static void a_world_that_mpi_does_not_find_is_told(void **state)
               "the launcher has started 2 ranks, of which MPI finds 1; with srun either --mpi=pmix");
 }
 
+/* Ranks that would each train alone. */
+static void an_incomplete_world_is_told(void **state)
+{
+    (void)state;
+    static const char *const worlds[][2] = {
+        {"RANK=3 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29511", "RANK=3 with WORLD_SIZE=2"},
+        {"WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29511", "WORLD_SIZE=2, but no RANK"},
+        {"RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1", "no MASTER_ADDR and MASTER_PORT"},
+        {"RANK=0 WORLD_SIZE=2 MASTER_PORT=29511", "no MASTER_ADDR and MASTER_PORT"},
+        {"RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=99999", "MASTER_PORT of 1 to 65535"},
+        {"WORLD_SIZE=abc", "WORLD_SIZE=abc: expected 1 to 64"},
+        {"WORLD_SIZE=0", "WORLD_SIZE=0: expected 1 to 64"},
+    };
+    for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
+        process_run(&result, "env %s " RUN, worlds[i][0], root, "--max-steps 1");
+        assert_int_equal(result.code, 2);
+        expect_in(result.err, worlds[i][1]);
+    }
+    must_train("--max-steps 1");
+}
+
+/* What each rank would do in its own way, found before the first step. */
+static void ranks_with_other_flags_are_told(void **state)
+{
+    (void)state;
+    static const char *const flags[][2] = {{"--lr 1e-2", "another lr"},
+                                           {"--seed 7", "another seed"},
+                                           {"--max-steps 6", "another total_steps"},
+                                           {"--save-steps 1", "another save_steps"}};
+    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
+        process_run(&result,
+                    "mpirun --oversubscribe --allow-run-as-root -n 1 " RUN " --max-steps 2 : -n 1 " RUN
+                    " --max-steps 2 %s",
+                    root, "--rank-timeout 60", root, "--rank-timeout 60", flags[i][0]);
+        assert_int_equal(result.code, 2);
+        expect_in(result.err, flags[i][1]);
+    }
+}
+
 /* ---- containers ---- */
 
 static void little_shared_memory_is_enough(void **state)
@@ -271,6 +310,8 @@ int main(void)
         cmocka_unit_test(a_rank_that_sleeps_is_named),
         cmocka_unit_test(a_stop_of_one_is_a_clean_end_of_all),
         cmocka_unit_test(a_world_that_mpi_does_not_find_is_told),
+        cmocka_unit_test(an_incomplete_world_is_told),
+        cmocka_unit_test(ranks_with_other_flags_are_told),
         cmocka_unit_test(little_shared_memory_is_enough),
         cmocka_unit_test(ranks_need_not_see_each_other),
         cmocka_unit_test(seven_samples_are_enough),
