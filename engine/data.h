@@ -62,8 +62,8 @@ uint64_t ot_dataset_steps(const ot_dataset *dataset, size_t sequences);
  * nothing; the place in the data is the step's number alone. */
 uint64_t ot_dataset_fill(const ot_dataset *dataset, uint64_t step, size_t B, size_t M, int32_t *out);
 
-/* The same for one of several ranks: of a step of ranks*B*M windows its part, so that all ranks' parts, one after the other, are
- * the step of one rank. */
+/* The same for one of several ranks: of a step of ranks*B*M windows its part, so that all ranks' parts, one after
+ * the other, are the step of one rank. */
 uint64_t ot_dataset_fill_part(const ot_dataset *dataset, uint64_t step, size_t B, size_t M, int rank,
                               int ranks, int32_t *out);
 

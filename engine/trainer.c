@@ -93,7 +93,7 @@ static void run_backward(const ot_trainer *t, const ot_operation *op, ot_stream 
 /* Where the own slice of a layer's reduced gradient goes. */
 static void *reduced_slice(const ot_trainer *t, const ot_operation *op)
 {
-    uint64_t first = (uint64_t)t->training.rank * ot_training_shard(&t->training, (size_t)op->layer);
+    uint64_t first = op->offset / sizeof(float);
     char *base = ot_trainer_at(t, op->places[1]);
     if (op->places[1] == op->places[0])
         return base + op->offset;
@@ -157,7 +157,7 @@ static ot_status on_compute(void *context, const ot_operation *op, ot_stream *st
         run_scatter(t, op, stream);
         return OT_OK;
     default:
-        return ot_fail(OT_ERR_INTERNAL, "operation %s on the compute lane", ot_operation_name(op->kind));
+        return ot_fail(OT_ERR_INTERNAL, "operation %s on a device lane", ot_operation_name(op->kind));
     }
 }
 

@@ -46,7 +46,7 @@ typedef struct ot_training {
     int threads; /* 0: from affinity and quota */
     int ranks,
         rank; /* of a group whose ranks all train with this, B and M being one rank's; 0 or 1 ranks: alone */
-    int zero; /* what each rank has a part of alone (plan.h): 1, 2, 3; 0: 3, and 1 with Adafactor, which needs whole gradients */
+    int zero; /* ZeRO stage (plan.h): 1, 2, 3; 0: 3, and 1 with Adafactor, which needs whole gradients */
     ot_group *group;          /* outlives the trainer; NULL: alone, or only planned */
     ot_device *sizing_device; /* asked for its kernels' workspaces; NULL: they are estimated */
     uint64_t jitter_seed;
@@ -88,9 +88,9 @@ typedef struct ot_step_result {
 
 /* One step on the data: the update of the step before, forward, backward. Its own update, with learning rate `lr`, follows
  * inside the next step or in ot_trainer_drain, with the same numbers as at once. `trained_tokens` > 0 counts the targets
- * that are not -1, with several ranks this one's (and 0 is
- * allowed on all but one). OT_ERR_NUMERIC where loss or gradient is not finite and that ends the run; the model is then as it was
- * after the last good step, unless the plan updates inside backward. */
+ * that are not -1, with several ranks this one's (and 0 is allowed on all but one). OT_ERR_NUMERIC where loss or gradient
+ * is not finite and that ends the run; the model is then as it was after the last good step, unless the plan updates
+ * inside backward. */
 ot_status ot_trainer_step(ot_trainer *trainer, double lr, uint64_t trained_tokens,
                           ot_step_result *result) OT_MUST_CHECK;
 
@@ -104,8 +104,8 @@ ot_status ot_trainer_evaluate(ot_trainer *trainer, uint64_t trained_tokens, doub
  * row alone; the targets are not read. `sequence` < B, `row` < T. Nothing is changed. Drains first. */
 ot_status ot_trainer_logits(ot_trainer *trainer, size_t sequence, size_t row, float *logits) OT_MUST_CHECK;
 
-/* Hands the whole model to the sink of rank 0 (others' are not used), which outlives the call; for inference the weights as they are, in place of masters.
- * Drains first. */
+/* Hands the whole model to the sink of rank 0 (others' are not used), which outlives the call; for inference the
+ * weights as they are, in place of masters. Drains first. */
 ot_status ot_trainer_save(ot_trainer *trainer, const ot_sink *sink) OT_MUST_CHECK;
 
 /* XXH3 over all FP32 masters in model order, padding left out; for inference over the weights. Drains first. */

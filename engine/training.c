@@ -62,11 +62,6 @@ int ot_training_is_factored(const ot_training *training)
     return training->optimizer == OT_OPTIMIZER_ADAFACTOR && !training->inference;
 }
 
-int ot_training_zero(const ot_training *training)
-{
-    return training->zero != 0 ? training->zero : ot_training_is_factored(training) ? 1 : 3;
-}
-
 int ot_training_drops_remainder(const ot_training *training)
 {
     return training->inference && training->dtype == OT_BF16;
@@ -158,6 +153,11 @@ static uint64_t device_own_bytes(const ot_training *training)
     return info.own_bytes;
 }
 
+static int zero_stage(const ot_training *training)
+{
+    return training->zero != 0 ? training->zero : ot_training_is_factored(training) ? 1 : 3;
+}
+
 /* `layers` and `stages` have room for layer_count entries each, which the request points to. */
 static void make_request(const ot_training *training, ot_plan_layer layers[], ot_plan_stage stages[],
                          ot_plan_request *request)
@@ -189,7 +189,7 @@ static void make_request(const ot_training *training, ot_plan_layer layers[], ot
         .grad_dtype = training->grad_dtype,
         .ranks = training->ranks,
         .rank = training->rank,
-        .zero = ot_training_zero(training),
+        .zero = zero_stage(training),
         .weights = training->weights,
         .states = training->states,
         .grads = training->grads,

@@ -25,9 +25,6 @@ uint64_t ot_training_present(const ot_training *training, size_t layer, uint64_t
 /* Of one moment of the largest chunk, as it comes from another rank; 0: nothing comes. */
 uint64_t ot_training_incoming_bytes(const ot_training *training, uint64_t chunk_params);
 
-/* The ZeRO stage that the plan is asked for. */
-int ot_training_zero(const ot_training *training);
-
 /* Whether the moments are those of rows and columns: Adafactor, in training. */
 int ot_training_is_factored(const ot_training *training);
 

@@ -127,9 +127,9 @@ static void put_first(hwloc_topology_t topology, int node, int cpus[], int n)
     }
 }
 
-/* The allowed processors, those of `node` first, of these one hyper-thread of every core first, then the second ones, and so on. Returns how
- * many cores there are; `cpus` gets all `*n` processors. Where hwloc cannot read the machine there is nothing
- * to pin to. */
+/* The allowed processors, those of `node` first; of these and of the others one hyper-thread of every core first,
+ * then the second ones, and so on. Returns how many cores there are; `cpus` gets all `*n` processors. Where hwloc
+ * cannot read the machine there is nothing to pin to. */
 static int order_processors(int node, int cpus[], int max, int *n)
 {
     *n = 0;

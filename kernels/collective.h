@@ -2,13 +2,13 @@
  *
  * Every rank calls the same operations in the same order with the same sizes. At most one operation of a group is under
  * way at a time: those on a stream are ordered by it, and the caller sees to it that nothing of a stream is left when it
- * calls one of the host's. Sums are taken in the order of the ranks, so they are the same bytes in every run and on every
- * rank; what a device sums itself has its library's order, which is the same in every run too.
+ * calls one of the host's. Sums are taken in the order of the ranks, so they are the same bytes in every run
+ * and on every rank; what a device sums itself has its library's order, which is the same in every run too.
  *
- * `what` names the object in messages ("model.layers.3"); it lives until the operation has run. An operation that has
- * waited for longer than the group's timeout, or for a rank of this machine that has died, fails with OT_ERR_DEVICE; the
- * text names this rank, the step, the operation and, unless it was a device's own, the ranks that did not come. After a failure
- * a group is good for ot_group_abort alone.
+ * `what` names the object in messages ("model.layers.3"); it lives until the operation has run. An operation
+ * that has waited for longer than the group's timeout, or for a rank of this machine that has died, fails
+ * with OT_ERR_DEVICE; the text names this rank, the step, the operation and, unless it was a device's own,
+ * the ranks that did not come. After a failure a group is good for ot_group_detach and ot_group_abort alone.
  *
  * NULL is a group of one, for which every operation is nothing. */
 #ifndef OT_KERNELS_COLLECTIVE_H
@@ -28,29 +28,31 @@ typedef struct ot_group_options {
     double timeout_s;        /* of one operation; 0: half an hour */
 } ot_group_options;
 
-/* OT_ERR_USAGE where the environment names several ranks and not all that they need to meet: each would train alone. */
+/* OT_ERR_USAGE where the environment names several ranks and not all that they need to meet: each would train
+ * alone. */
 ot_status ot_group_check_launch(void) OT_MUST_CHECK;
 
-/* As one of how many ranks a launcher (mpirun, srun, torchrun or whatever sets MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE)
- * has started this process, and how many of them on this machine; 0: none has. */
+/* As one of how many ranks a launcher (mpirun, srun, torchrun or whatever sets MASTER_ADDR, MASTER_PORT, RANK
+ * and WORLD_SIZE) has started this process, how many of them on this machine (0: none has), and which of
+ * these this one is, from 0 (0, too, without a launcher). */
 int ot_group_launched(void);
 int ot_group_launched_here(void);
+int ot_group_launched_local(void);
 
-/* Joins the group and tests the way between each two ranks in both directions with a pattern. `*out` is NULL where this
- * is the only rank. OT_ERR_DEVICE where not all come, MPI does not work, or a pattern arrives damaged: the text names both ranks. */
+/* Joins the group and tests the way between each two ranks in both directions with a pattern. `*out` is NULL
+ * where this is the only rank. OT_ERR_DEVICE where not all come, MPI does not work, or a pattern arrives
+ * damaged: the text names both ranks. */
 ot_status ot_group_open(const ot_group_options *options, ot_group **out) OT_MUST_CHECK;
 
 /* Leaves the group when all ranks do; nothing is under way. NULL is allowed. */
 void ot_group_close(ot_group *group);
 
-/* Ends the processes of all ranks with this exit code, after a failure that this rank has told about. With NULL it returns. */
+/* Ends the processes of all ranks with this exit code, after a failure that this rank has told about. With
+ * NULL it returns. */
 void ot_group_abort(ot_group *group, int code);
 
 /* Makes the operation under way and all later ones fail soon: this rank will not go on. Any thread. */
 void ot_group_cancel(ot_group *group);
-
-/* Which of this machine's ranks the launcher has made this process, from 0; 0 without a launcher. */
-int ot_group_launched_local(void);
 
 int ot_group_rank(const ot_group *group); /* from 0 */
 int ot_group_size(const ot_group *group);
@@ -60,10 +62,10 @@ void ot_group_set_step(ot_group *group, uint64_t step);
 
 /* ---- Devices ---- */
 
-/* Joins the ranks' devices, one each, so that operations on their streams go from device to device, and tests the ways between them
- * with a pattern. All ranks call it. A device with host memory is only compared with the others: the transport serves it.
- * OT_ERR_USAGE where two ranks have one card or unlike devices; OT_ERR_DEVICE where the library that joins devices is missing, fails, or brings
- * damaged bytes. */
+/* Joins the ranks' devices, one each, so that operations on their streams go from device to device, and tests
+ * the ways between them with a pattern. All ranks call it. A device with host memory is only compared with the
+ * others: the transport serves it. OT_ERR_USAGE where two ranks have one card or unlike devices; OT_ERR_DEVICE
+ * where the library that joins devices is missing, fails, or brings damaged bytes. */
 ot_status ot_group_attach(ot_group *group, ot_device *device) OT_MUST_CHECK;
 
 /* When nothing is under way on its streams; all ranks do it, but after a failure. Before the device is closed. */

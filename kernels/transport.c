@@ -27,10 +27,10 @@ static int first_of_list(const char *name)
     return value > 0 ? value : 0;
 }
 
-/* The first of the names that is there, above 0. */
-static int first_number(const char *const names[], size_t count)
+/* Of the names, up to NULL, the first that is there, above 0. */
+static int first_number(const char *const names[])
 {
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0; names[i] != NULL; i++)
         if (number(names[i]) > 0)
             return number(names[i]);
     return 0;
@@ -64,15 +64,16 @@ static int is_in_environment(ot_world *world)
 
 void ot_world_find(ot_world *world)
 {
-    static const char *const by_mpi[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}, *const by_srun[] = {
-                                                                                  "SLURM_STEP_NUM_TASKS"};
-    static const char *const here[] = {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE"};
-    *world = (ot_world){.size = first_number(by_mpi, 2)};
+    static const char *const by_mpi[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", NULL};
+    static const char *const by_srun[] = {"SLURM_STEP_NUM_TASKS", NULL};
+    static const char *const here[] = {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE",
+                                       NULL};
+    *world = (ot_world){.size = first_number(by_mpi)};
     if (world->size == 0 && !is_in_environment(world))
-        world->size = first_number(by_srun, 1);
+        world->size = first_number(by_srun);
     if (world->size == 0)
         return;
-    world->here = first_number(here, 3);
+    world->here = first_number(here);
     if (world->here == 0)
         world->here = first_of_list("SLURM_STEP_TASKS_PER_NODE");
     if (world->here == 0 || world->here > world->size)
@@ -141,8 +142,11 @@ static ot_status open_mpi(ot_transport **out)
     void *library = ot_plugin_open(plugin_name, "OFFTRAIN_MPI_PLUGIN", RTLD_NOW | RTLD_GLOBAL);
     if (library == NULL) {
         const char *reason = dlerror();
-        return ot_fail(OT_ERR_DEVICE, "several ranks need MPI: %s",
-                       reason != NULL ? reason : "libofftrain_mpi.so is not beside the program");
+        return reason != NULL ? ot_fail(OT_ERR_DEVICE, "several ranks need MPI: %s", reason)
+                              : ot_fail(OT_ERR_DEVICE,
+                                        "several ranks need MPI: %s is not beside the program or in ../lib; "
+                                        "build offtrain again, or name it in OFFTRAIN_MPI_PLUGIN",
+                                        plugin_name);
     }
     void *symbol = dlsym(library, OT_TRANSPORT_SYMBOL);
     memcpy(&entry, &symbol, sizeof entry); /* C has no cast for it */

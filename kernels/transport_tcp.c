@@ -97,17 +97,17 @@ static int check_header(tcp_transport *t, const ot_parcel *parcel, const way *w)
         return 0;
     snprintf(
         t->base.error, sizeof t->base.error,
-        "rank %d has sent %llu bytes of operation %lld, expected %zu of %d: the ranks do not do the same",
+        "rank %d has sent %llu bytes of operation %lld, expected %zu of %d: the ranks do not do the same; "
+        "give all one command and one offtrain",
         parcel->peer, (unsigned long long)w->header.bytes, (long long)w->header.tag, parcel->bytes, t->tag);
     return -1;
 }
 
 /* Nothing behind the parcel is taken. */
-static ssize_t pull(tcp_transport *t, const ot_parcel *parcel, const way *w)
+static ssize_t pull(tcp_transport *t, const ot_parcel *parcel, way *w)
 {
     int in_head = w->moved < sizeof w->header;
-    char *to = in_head ? (char *)(uintptr_t)&w->header + w->moved
-                       : (char *)parcel->data + (w->moved - sizeof w->header);
+    char *to = in_head ? (char *)&w->header + w->moved : (char *)parcel->data + (w->moved - sizeof w->header);
     size_t wanted = in_head ? sizeof w->header - w->moved : parcel->bytes - (w->moved - sizeof w->header);
     ssize_t moved = recv(t->links[parcel->peer].fd, to, wanted, MSG_DONTWAIT);
     return moved == 0 ? lost(t, parcel->peer, "its connection is closed") : judge(t, parcel->peer, moved);
@@ -394,7 +394,8 @@ static int say_hello(const meeting *m, int fd)
     return move_all(fd, &own, sizeof own, 1, m->deadline);
 }
 
-/* Takes one connection where a rank from `first` on that is still missing is at the other end; strangers are turned away. */
+/* Takes one connection where a rank from `first` on that is still missing is at the other end; strangers are
+ * turned away. */
 static int accept_one(meeting *m, int first)
 {
     hello theirs;

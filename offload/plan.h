@@ -207,8 +207,8 @@ typedef enum ot_operation_kind {
     OT_OP_LOAD,    /* cpu: chunk: fills weight [0], master [1], moment1 [2], moment2 [3] from a model, a
                      checkpoint or a seed */
     OT_OP_SAVE,    /* cpu: chunk: hands the same places over, to be written to a checkpoint or hashed */
-    OT_OP_GATHER, /* collective: of a layer's weights, or of its reduced gradient, [0] all ranks' slices, each of which has its
-                   * own; bytes: that come */
+    OT_OP_GATHER, /* collective: a layer's weights, or its reduced gradient, [0], of which this rank has its own
+                   * slice: those of all others come; bytes: theirs */
     OT_OP_SCATTER, /* collective, in place of the reduction: the layer's FP32 gradient [0] is summed over all ranks,
                     * the own slice, from byte `offset` on, reduced → [1] (which may be [0], in place; where the
                     * plane is whole, in the same slice of it), sums [2] */

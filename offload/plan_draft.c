@@ -148,6 +148,21 @@ static uint64_t chunk_params(const ot_plan_request *request)
     return blocks * OT_SUM_BLOCK < CHUNK_PARAMS_MAX ? blocks * OT_SUM_BLOCK : CHUNK_PARAMS_MAX;
 }
 
+static int zero_stage(const ot_plan_request *request)
+{
+    return request->zero > 0 ? request->zero : OT_ZERO_STAGES;
+}
+
+/* Whether the homes of a plane are whole with a ZeRO stage. */
+static int is_whole(const ot_plan_request *request, int zero, ot_plane plane)
+{
+    if (request->ranks <= 1 || request->inference)
+        return 0;
+    if (plane == OT_PLANE_GRAD)
+        return zero == 1 && !request->update_in_backward;
+    return plane == OT_PLANE_WEIGHT && zero < OT_ZERO_STAGES;
+}
+
 /* Without homes of gradients where they meet their update inside backward. */
 static uint64_t state_bytes(const ot_plan_request *request, int zero)
 {
@@ -155,16 +170,16 @@ static uint64_t state_bytes(const ot_plan_request *request, int zero)
     for (size_t l = 0; l < request->layer_count; l++)
         for (int p = 0; p < OT_PLANE_GRAD + !request->update_in_backward; p++)
             bytes += ot_plane_bytes(request, (ot_plane)p,
-                                    ot_is_whole(request, zero, (ot_plane)p) ? ot_layer_whole(request, l)
-                                                                            : ot_layer_shard(request, l));
+                                    is_whole(request, zero, (ot_plane)p) ? ot_layer_whole(request, l)
+                                                                         : ot_layer_shard(request, l));
     return bytes;
 }
 
 static void describe_ranks(const ot_plan_request *request, ot_plan *plan)
 {
-    plan->zero = ot_zero_stage(request);
+    plan->zero = zero_stage(request);
     for (int p = 0; p <= OT_PLANE_GRAD; p++)
-        plan->whole[p] = ot_is_whole(request, plan->zero, (ot_plane)p);
+        plan->whole[p] = is_whole(request, plan->zero, (ot_plane)p);
     for (int zero = 1; zero <= OT_ZERO_STAGES; zero++)
         plan->state_bytes[zero] = state_bytes(request, zero);
 }
@@ -172,7 +187,7 @@ static void describe_ranks(const ot_plan_request *request, ot_plan *plan)
 /* Of how many ranks each layer has chunks. */
 static int count_shards(const ot_plan_request *request)
 {
-    return ot_is_whole(request, ot_zero_stage(request), OT_PLANE_WEIGHT) ? request->ranks : 1;
+    return is_whole(request, zero_stage(request), OT_PLANE_WEIGHT) ? request->ranks : 1;
 }
 
 static uint64_t count_chunks(const ot_plan_request *request, uint64_t size)

@@ -155,21 +155,6 @@ static inline size_t ot_draft_layer_weights(const ot_draft *draft, size_t layer)
     return end - plan->layer_chunks[layer];
 }
 
-/* Whether the homes of a plane are whole with a ZeRO stage. */
-static inline int ot_is_whole(const ot_plan_request *request, int zero, ot_plane plane)
-{
-    if (request->ranks <= 1 || request->inference)
-        return 0;
-    if (plane == OT_PLANE_GRAD)
-        return zero == 1 && !request->update_in_backward;
-    return plane == OT_PLANE_WEIGHT && zero < OT_ZERO_STAGES;
-}
-
-static inline int ot_zero_stage(const ot_plan_request *request)
-{
-    return request->zero > 0 ? request->zero : OT_ZERO_STAGES;
-}
-
 /* The stage of a visit. */
 static inline size_t ot_visit_stage(const ot_draft *draft, size_t visit)
 {

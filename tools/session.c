@@ -227,7 +227,7 @@ static size_t allow_ranks(const ot_run_state *state, const ot_train_flags *flags
     const json_t *ranks = json_object_get(state->settings, "ranks");
     int64_t before = json_is_integer(ranks) ? json_integer_value(ranks) : 1;
     allowed[0] = "ranks";
-    allowed[1] = "batch_size";
+    allowed[1] = before == flags->ranks ? NULL : "batch_size";
     return before == flags->ranks ? 1 : 2;
 }
 

@@ -13,8 +13,8 @@
 #define CONTEXT_BYTES (UINT64_C(512) << 20)
 #define LATER_BYTES (UINT64_C(32) << 20)
 
-/* What NCCL takes with a few cards, rounded up: measured when it has been opened, after the plan has been made. Of several ranks all
- * should come to the same sum, whose plans are then alike. */
+/* COMMUNICATOR_BYTES: what NCCL takes with a few cards, rounded up; what it has taken is measured when it has
+ * been opened. Of several ranks all should come to the same sum, whose plans are then alike. */
 #define COMMUNICATOR_BYTES (UINT64_C(256) << 20)
 #define LEVEL_BYTES (UINT64_C(64) << 20)
 

@@ -1,6 +1,7 @@
 /* The state of the CUDA device, shared by its host files: error.c turns the driver's codes into words, memory.c has
- * arenas and pinning, stream.c what runs, kernels.c and matmul.c the table of operations, communicator.c what several ranks
- * do together, device.c the rest.
+ * arenas and pinning, stream.c what runs, stage.c copies of memory that is not pinned, kernels.c and matmul.c the
+ * table of operations, communicator.c what several ranks do together, event.c events, nvml.c the card's memory in
+ * use, device.c the rest.
  *
  * Rules: no NULL stream, no managed memory, and nothing waits for the device but what device.h says waits. */
 #ifndef OT_KERNELS_CUDA_STATE_H
@@ -199,8 +200,9 @@ void ot_cuda_copy_d2h(ot_stream *stream, void *dst, const void *src, size_t byte
 void ot_cuda_copy_d2d(ot_stream *stream, void *dst, const void *src, size_t bytes);
 void ot_cuda_copy_zero(ot_stream *stream, void *dst, size_t bytes);
 void ot_cuda_stream_call(ot_stream *stream, ot_host_function *function, void *context);
-void ot_cuda_stream_move(ot_stream *stream, void *dst, const void *src,
-                         size_t bytes); /* host memory, by the host */
+
+/* Enqueues a copy of host memory, which the host does. */
+void ot_cuda_stream_move(ot_stream *stream, void *dst, const void *src, size_t bytes);
 
 /* The calling thread's failure in the program sticks to the device. */
 void ot_cuda_fail(ot_device *base);

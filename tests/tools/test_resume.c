@@ -384,6 +384,8 @@ static void a_changed_schedule_is_refused_unless_allowed(void **state)
     assert_non_null(strstr(result.err, "total_steps was 8 and is 12"));
     assert_int_equal(train("schedule", "--resume auto --lr 1e-4"), 2);
     assert_non_null(strstr(result.err, "lr was 0.003 and is 0.0001"));
+    assert_int_equal(train("schedule", "--resume auto --batch-size 1"), 2);
+    assert_non_null(strstr(result.err, "batch_size was 4 and is 1"));
     assert_int_equal(train("schedule", "--resume auto --max-steps 12 --allow-changes total-steps"), 0);
     assert_non_null(strstr(result.out, "\nstep 9/12"));
     assert_null(strstr(result.out, "\nstep 8/12"));
