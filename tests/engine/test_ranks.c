@@ -433,11 +433,8 @@ static void an_overflow_skips_all_ranks(void **state)
     ot_model_close(model);
 }
 
-int main(int argc, char **argv)
+int main(void)
 {
-    const struct CMUnitTest placement[] = {cmocka_unit_test(placement_changes_nothing)};
-    if (argc > 1 && strcmp(argv[1], "placement") == 0)
-        return cmocka_run_group_tests(placement, open_folders, close_folders);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_change_rounding_only),  cmocka_unit_test(ranks_without_data_take_part),
         cmocka_unit_test(placement_changes_nothing),   cmocka_unit_test(a_model_does_not_depend_on_ranks),
