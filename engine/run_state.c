@@ -141,25 +141,31 @@ static int is_allowed(const char *name, const char *const allowed[])
     return 0;
 }
 
+typedef struct differences {
+    const char *first, *second; /* the words before the two values */
+    char *text;
+    size_t size;
+} differences;
+
 /* Adds "name was A and is B" to the text. */
-static void add_value(char *text, size_t size, const char *name, const json_t *was, const json_t *is)
+static void add_value(const differences *d, const char *name, const json_t *was, const json_t *is)
 {
     char *before = was != NULL ? json_dumps(was, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9)) : NULL;
     char *now = is != NULL ? json_dumps(is, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9)) : NULL;
-    size_t used = strlen(text);
-    snprintf(text + used, size - used, "%s%s was %s and is %s", used > 0 ? ", " : "", name,
-             before != NULL ? before : "not set", now != NULL ? now : "not set");
+    size_t used = strlen(d->text);
+    snprintf(d->text + used, d->size - used, "%s%s %s %s %s %s", used > 0 ? ", " : "", name, d->first,
+             before != NULL ? before : "not set", d->second, now != NULL ? now : "not set");
     free(before);
     free(now);
 }
 
 /* Of an object only the members that differ: "model.tied was true and is false". */
-static void add_difference(char *text, size_t size, const char *name, const json_t *was, const json_t *is)
+static void add_difference(const differences *d, const char *name, const json_t *was, const json_t *is)
 {
     const char *member;
     json_t *value;
     if (!json_is_object(was) || !json_is_object(is)) {
-        add_value(text, size, name, was, is);
+        add_value(d, name, was, is);
         return;
     }
     json_object_foreach((json_t *)(uintptr_t)is, member, value)
@@ -167,21 +173,29 @@ static void add_difference(char *text, size_t size, const char *name, const json
         char full[128];
         snprintf(full, sizeof full, "%s.%s", name, member);
         if (!json_equal(json_object_get(was, member), value))
-            add_difference(text, size, full, json_object_get(was, member), value);
+            add_difference(d, full, json_object_get(was, member), value);
+    }
+}
+
+void ot_settings_compare(const json_t *one, const json_t *other, const char *const allowed[],
+                         const char *first_word, const char *second_word, char *text, size_t size)
+{
+    const differences d = {first_word, second_word, text, size};
+    const char *name;
+    json_t *value;
+    *text = '\0';
+    json_object_foreach((json_t *)(uintptr_t)other, name, value)
+    {
+        const json_t *before = json_object_get(one, name);
+        if (!json_equal(before, value) && !is_allowed(name, allowed))
+            add_difference(&d, name, before, value);
     }
 }
 
 ot_status ot_run_state_compare(const ot_run_state *state, const json_t *settings, const char *const allowed[])
 {
-    char text[512] = "";
-    const char *name;
-    json_t *value;
-    json_object_foreach((json_t *)(uintptr_t)settings, name, value)
-    {
-        const json_t *was = json_object_get(state->settings, name);
-        if (!json_equal(was, value) && !is_allowed(name, allowed))
-            add_difference(text, sizeof text, name, was, value);
-    }
+    char text[512];
+    ot_settings_compare(state->settings, settings, allowed, "was", "and is", text, sizeof text);
     if (*text == '\0')
         return OT_OK;
     return ot_fail(

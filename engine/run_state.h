@@ -27,6 +27,11 @@ void ot_run_state_fini(ot_run_state *state);
 ot_status ot_run_state_write(const ot_run_state *state, const char *folder) OT_MUST_CHECK;
 ot_status ot_run_state_read(const char *folder, ot_run_state *out) OT_MUST_CHECK;
 
+/* Names every setting of `other` whose value is another in `one`, apart from those in `allowed` (NULL-terminated, or NULL),
+ * with both values behind the two words: "lr was 0.1 and is 0.2". "" where none differs. */
+void ot_settings_compare(const json_t *one, const json_t *other, const char *const allowed[],
+                         const char *first_word, const char *second_word, char *text, size_t size);
+
 /* OT_ERR_USAGE where settings differ between the run as it was and as it is asked for, apart from the names in
  * `allowed` (NULL-terminated): each one with both values. */
 ot_status ot_run_state_compare(const ot_run_state *state, const json_t *settings,

@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "engine/run_state.h"
 #include "io/stop.h"
 #include "io/team.h"
 
@@ -193,38 +194,15 @@ ot_status ot_ranks_share_training(ot_group *group, ot_training *t)
     return OT_OK;
 }
 
-/* The first name whose value differs. */
-static ot_status name_difference(int rank, const json_t *first, const json_t *own)
-{
-    const char *name;
-    json_t *value;
-    json_object_foreach((json_t *)(uintptr_t)first, name, value)
-    {
-        const json_t *other = json_object_get(own, name);
-        if (json_equal(value, other))
-            continue;
-        char *there = json_dumps(value, JSON_ENCODE_ANY), *here = json_dumps(other, JSON_ENCODE_ANY);
-        ot_status status =
-            ot_fail(OT_ERR_USAGE,
-                    "rank %d has another %s (%s) than rank 0 (%s); all ranks need the same flags and data",
-                    rank, name, here != NULL ? here : "none", there != NULL ? there : "?");
-        free(there);
-        free(here);
-        return status;
-    }
-    return OT_OK;
-}
-
 ot_status ot_ranks_compare_settings(ot_group *group, const json_t *settings)
 {
     if (group == NULL)
         return OT_OK;
     ot_status status = OT_OK;
-    char *text = json_dumps(settings, JSON_COMPACT);
+    char difference[512], *text = json_dumps(settings, JSON_COMPACT);
     uint64_t bytes = text != NULL ? strlen(text) + 1 : 0;
-    int rank = ot_group_rank(group);
     OT_TRY_GOTO(ot_group_broadcast(group, "the length of the settings", 0, &bytes, sizeof bytes), out);
-    if (rank > 0) {
+    if (ot_group_rank(group) > 0) {
         free(text);
         text = calloc(1, bytes + 1);
     }
@@ -232,8 +210,9 @@ ot_status ot_ranks_compare_settings(ot_group *group, const json_t *settings)
         OT_TRY_GOTO(ot_fail(OT_ERR_INTERNAL, "out of memory for the settings"), out);
     OT_TRY_GOTO(ot_group_broadcast(group, "the settings", 0, text, bytes), out);
     json_t *first = json_loads(text, 0, NULL);
-    status = first != NULL ? name_difference(rank, first, settings)
-                           : ot_fail(OT_ERR_INTERNAL, "rank 0's settings cannot be read");
+    ot_settings_compare(first, settings, NULL, "of rank 0 is", "and here", difference, sizeof difference);
+    if (*difference != '\0')
+        status = ot_fail(OT_ERR_USAGE, "%s; all ranks need the same flags and data", difference);
     json_decref(first);
 out:
     free(text);

@@ -24,7 +24,7 @@ ot_status ot_ranks_refuse(const ot_train_flags *flags, const char *command) OT_M
 /* Rank 0's micro-batches, budgets and rates become everybody's, and so its plan. */
 ot_status ot_ranks_share_training(ot_group *group, ot_training *training) OT_MUST_CHECK;
 
-/* OT_ERR_USAGE where this rank's settings (name → value) are not rank 0's: names the first that differs. */
+/* OT_ERR_USAGE where this rank's settings (name → value) are not rank 0's: names what differs. */
 ot_status ot_ranks_compare_settings(ot_group *group, const json_t *settings) OT_MUST_CHECK;
 
 /* The folders of the NVMe tier become this rank's own: DIR/rank-N in those of rank 0, made where they are missing. */

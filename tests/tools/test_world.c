@@ -190,10 +190,10 @@ static void an_incomplete_world_is_told(void **state)
 static void ranks_with_other_flags_are_told(void **state)
 {
     (void)state;
-    static const char *const flags[][2] = {{"--lr 1e-2", "another lr"},
-                                           {"--seed 7", "another seed"},
-                                           {"--max-steps 6", "another total_steps"},
-                                           {"--save-steps 1", "another save_steps"}};
+    static const char *const flags[][2] = {{"--lr 1e-2", "rank 1: lr of rank 0 is"},
+                                           {"--seed 7", "rank 1: seed of rank 0 is"},
+                                           {"--max-steps 6", "rank 1: total_steps of rank 0 is"},
+                                           {"--save-steps 1", "rank 1: save_steps of rank 0 is"}};
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
         process_run(&result,
                     "mpirun --oversubscribe --allow-run-as-root -n 1 " RUN " --max-steps 2 : -n 1 " RUN
