@@ -92,7 +92,7 @@ if(OT_NCCL_INCLUDE)
   target_sources(test_cuda_collective PRIVATE support/ranks.c)
   if(NOT OT_SANITIZE) # under which it takes minutes
     ot_cuda_test(ranks)
-    target_sources(test_cuda_ranks PRIVATE support/ranks.c)
+    target_sources(test_cuda_ranks PRIVATE support/ranks.c support/rank_values.c)
   endif()
   ot_cuda_test(ranks_process fault)
   target_sources(test_cuda_ranks_process PRIVATE support/process.c support/ranks.c)

@@ -3,41 +3,14 @@
  * the number. Ranks are threads here, a card each. */
 #include <math.h>
 #include <stdio.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "engine/data.h"
 #include "engine/trainer.h"
 #include "tests/cuda/emulator.h"
+#include "tests/support/rank_values.h"
 #include "tests/support/ranks.h"
 
-enum { T = 5, SEQUENCES = 12, RANKS = 4, STEPS_MAX = 20 };
-
-static char folder[] = "./offtrain-test-XXXXXX", folders[RANKS][64];
-static const char *directories[RANKS];
-
-static int open_folders(void **state)
-{
-    (void)state;
-    if (mkdtemp(folder) == NULL)
-        return -1;
-    for (int rank = 0; rank < RANKS; rank++) {
-        snprintf(folders[rank], sizeof folders[rank], "%s/rank-%d", folder, rank);
-        directories[rank] = folders[rank];
-        if (mkdir(folders[rank], 0700) != 0)
-            return -1;
-    }
-    return 0;
-}
-
-static int close_folders(void **state)
-{
-    (void)state;
-    for (int rank = 0; rank < RANKS; rank++)
-        if (rmdir(folders[rank]) != 0)
-            return -1;
-    return rmdir(folder);
-}
+enum { T = 5, SEQUENCES = 12, STEPS_MAX = 20 };
 
 /* An odd vocabulary, and layers of which no number of ranks is a divisor. */
 static ot_model *open_model(int tied)
@@ -98,13 +71,6 @@ static ot_training training_for(const ot_model *model, const char *device, ot_dt
 
 /* ---- a run ---- */
 
-/* A model in model order, as a sink gets it. */
-typedef struct values {
-    const ot_model *model;
-    float *plane[3]; /* masters, first and second moments */
-    uint64_t taken;
-} values;
-
 typedef struct outcome {
     uint64_t hash;
     double loss[STEPS_MAX], grad_norm[STEPS_MAX];
@@ -113,52 +79,9 @@ typedef struct outcome {
 typedef struct job {
     ot_training training; /* of one rank; M of all */
     size_t steps;
-    values *out; /* NULL: not wanted */
+    model_values *out; /* NULL: not wanted */
     outcome outcomes[RANKS];
 } job;
-
-static uint64_t first_of(const ot_model *model, size_t layer)
-{
-    uint64_t first = 0;
-    for (size_t l = 0; l < layer; l++)
-        first += model->layers[l].params;
-    return first;
-}
-
-static ot_status take(void *context, const ot_chunk_values *chunk)
-{
-    values *v = context;
-    void *planes[] = {chunk->master, chunk->moment1, chunk->moment2};
-    uint64_t first = first_of(v->model, chunk->layer) + chunk->first;
-    must(first == v->taken && chunk->count > 0);
-    for (int p = 0; p < 3; p++)
-        memcpy(v->plane[p] + first, planes[p], chunk->count * sizeof(float));
-    v->taken += chunk->count;
-    return OT_OK;
-}
-
-static ot_status fill(void *context, const ot_chunk_values *chunk)
-{
-    const values *v = context;
-    void *planes[] = {chunk->master, chunk->moment1, chunk->moment2};
-    uint64_t first = first_of(v->model, chunk->layer) + chunk->first;
-    for (int p = 0; p < 3; p++)
-        memcpy(planes[p], v->plane[p] + first, chunk->count * sizeof(float));
-    return OT_OK;
-}
-
-static void open_values(values *v, const ot_model *model)
-{
-    *v = (values){.model = model};
-    for (int p = 0; p < 3; p++)
-        v->plane[p] = calloc(first_of(model, model->layer_count), sizeof(float));
-}
-
-static void close_values(values *v)
-{
-    for (int p = 0; p < 3; p++)
-        free(v->plane[p]);
-}
 
 static void expect_truth(const ot_trainer *trainer, const ot_step_result *result)
 {
@@ -177,7 +100,7 @@ static void run_rank(ot_group *group, void *context)
     t.rank = t.ordinal = ot_group_rank(group);
     t.B = t.ranks == 3 ? 4 : 3; /* two micro-batches a rank or more, but for 3 and 4 ranks */
     t.M = SEQUENCES / t.B / (size_t)t.ranks;
-    t.directories = &directories[t.rank];
+    t.directories = &rank_directories[t.rank];
     outcome *out = &j->outcomes[t.rank];
     const ot_data_options options = {.T = T, .V = t.model->config.V, .shuffle = 1, .seed = 3};
     ot_dataset *data;
@@ -194,7 +117,7 @@ static void run_rank(ot_group *group, void *context)
         expect_truth(trainer, &result);
     }
     must(ot_trainer_hash(trainer, &out->hash) == OT_OK);
-    const ot_sink sink = {take, j->out};
+    const ot_sink sink = {model_values_take, j->out};
     if (j->out != NULL)
         must(ot_trainer_save(trainer, t.rank == 0 ? &sink : NULL) == OT_OK);
     ot_trainer_close(trainer);
@@ -279,14 +202,14 @@ static void a_model_does_not_depend_on_ranks(void **state)
 {
     (void)state;
     ot_model *model = open_model(0);
-    const uint64_t params = first_of(model, model->layer_count), bytes = params * sizeof(float);
-    values saved, again;
-    open_values(&saved, model);
-    open_values(&again, model);
+    const uint64_t params = model_elements(model, model->layer_count), bytes = params * sizeof(float);
+    model_values saved, again;
+    model_values_open(&saved, model);
+    model_values_open(&again, model);
     job j = {.training = training_for(model, "cuda", OT_BF16), .steps = 3, .out = &saved};
     outcome trained = run(&j, 2, 1);
     assert_int_equal(saved.taken, params);
-    const ot_source source = {fill, &saved};
+    const ot_source source = {model_values_fill, &saved};
     j.training.source = &source;
     j.steps = 0;
     j.out = &again;
@@ -296,8 +219,8 @@ static void a_model_does_not_depend_on_ranks(void **state)
         for (int p = 0; p < 3; p++)
             assert_memory_equal(again.plane[p], saved.plane[p], bytes);
     }
-    close_values(&saved);
-    close_values(&again);
+    model_values_close(&saved);
+    model_values_close(&again);
     ot_model_close(model);
 }
 
@@ -309,5 +232,5 @@ int main(void)
         cmocka_unit_test(placement_changes_nothing),
         cmocka_unit_test(a_model_does_not_depend_on_ranks),
     };
-    return cmocka_run_group_tests(tests, open_folders, close_folders);
+    return cmocka_run_group_tests(tests, rank_folders_open, rank_folders_close);
 }

@@ -4,42 +4,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "engine/data.h"
 #include "engine/trainer.h"
+#include "tests/support/rank_values.h"
 #include "tests/support/ranks.h"
 #include "tests/support/test.h"
 
-enum { T = 24, SEQUENCES = 12, RANKS = 4, STEPS_MAX = 20, SLACK_BYTES = 4 << 20 };
-
-static char folder[] = "./offtrain-test-XXXXXX", folders[RANKS][64];
-static const char *directories[RANKS];
-
-static int open_folders(void **state)
-{
-    (void)state;
-    if (mkdtemp(folder) == NULL)
-        return -1;
-    for (int rank = 0; rank < RANKS; rank++) {
-        snprintf(folders[rank], sizeof folders[rank], "%s/rank-%d", folder, rank);
-        directories[rank] = folders[rank];
-        if (mkdir(folders[rank], 0700) != 0)
-            return -1;
-    }
-    return 0;
-}
-
-/* Fails where a test left something in them. */
-static int close_folders(void **state)
-{
-    (void)state;
-    for (int rank = 0; rank < RANKS; rank++)
-        if (rmdir(folders[rank]) != 0)
-            return -1;
-    return rmdir(folder);
-}
+enum { T = 24, SEQUENCES = 12, STEPS_MAX = 20, SLACK_BYTES = 4 << 20 };
 
 /* Odd sizes: layers of up to four blocks of sums, none of which is a multiple of anything. */
 static ot_model *open_model(int tied)
@@ -99,14 +71,6 @@ static ot_training training_for(const ot_model *model)
 
 /* ---- a run ---- */
 
-/* A model in model order, as a sink gets it. */
-typedef struct values {
-    const ot_model *model;
-    float *plane[3]; /* masters, first and second moments of all layers, padding in them */
-    size_t layer;
-    uint64_t at;
-} values;
-
 typedef struct outcome {
     uint64_t hash;
     double loss[STEPS_MAX], grad_norm[STEPS_MAX], eval_loss, factor_sum;
@@ -118,58 +82,9 @@ typedef struct job {
     size_t steps;
     size_t windows; /* of a step's data there are no more than so many; 0: all */
     double lr;
-    values *out; /* NULL: not wanted */
+    model_values *out; /* NULL: not wanted */
     outcome outcomes[RANKS];
 } job;
-
-static uint64_t first_of(const ot_model *model, size_t layer)
-{
-    uint64_t first = 0;
-    for (size_t l = 0; l < layer; l++)
-        first += model->layers[l].params;
-    return first;
-}
-
-static ot_status take(void *context, const ot_chunk_values *chunk)
-{
-    values *v = context;
-    void *planes[] = {chunk->master, chunk->moment1, chunk->moment2};
-    must(chunk->layer == v->layer && chunk->first == v->at && chunk->count > 0);
-    for (int p = 0; p < 3; p++)
-        memcpy(v->plane[p] + first_of(v->model, chunk->layer) + chunk->first, planes[p],
-               chunk->count * sizeof(float));
-    v->at += chunk->count;
-    must(v->at <= v->model->layers[v->layer].params);
-    if (v->at == v->model->layers[v->layer].params) {
-        v->layer++;
-        v->at = 0;
-    }
-    return OT_OK;
-}
-
-static ot_status fill(void *context, const ot_chunk_values *chunk)
-{
-    const values *v = context;
-    void *planes[] = {chunk->master, chunk->moment1, chunk->moment2};
-    must(chunk->first + chunk->count <= v->model->layers[chunk->layer].params);
-    for (int p = 0; p < 3; p++)
-        memcpy(planes[p], v->plane[p] + first_of(v->model, chunk->layer) + chunk->first,
-               chunk->count * sizeof(float));
-    return OT_OK;
-}
-
-static void open_values(values *v, const ot_model *model)
-{
-    *v = (values){.model = model};
-    for (int p = 0; p < 3; p++)
-        v->plane[p] = calloc(first_of(model, model->layer_count), sizeof(float));
-}
-
-static void close_values(values *v)
-{
-    for (int p = 0; p < 3; p++)
-        free(v->plane[p]);
-}
 
 /* Every byte moved is a byte planned, and no tier holds more than planned. */
 static void expect_truth(const ot_trainer *trainer, const ot_step_result *result)
@@ -206,7 +121,7 @@ static void run_rank(ot_group *group, void *context)
     t.ranks = ot_group_size(group);
     t.rank = ot_group_rank(group);
     t.M /= (size_t)t.ranks;
-    t.directories = &directories[t.rank];
+    t.directories = &rank_directories[t.rank];
     outcome *out = &j->outcomes[t.rank];
     const ot_data_options options = {.T = T, .V = t.model->config.V, .shuffle = 1, .seed = 3};
     ot_dataset *data;
@@ -233,7 +148,7 @@ static void run_rank(ot_group *group, void *context)
     const float *factors = ot_trainer_factors(trainer, &count);
     for (size_t i = 0; i < count; i++)
         out->factor_sum += factors[i] * (double)(i % 97 + 1);
-    const ot_sink sink = {take, j->out};
+    const ot_sink sink = {model_values_take, j->out};
     if (j->out != NULL)
         must(ot_trainer_save(trainer, t.rank == 0 ? &sink : NULL) == OT_OK);
     ot_trainer_close(trainer);
@@ -380,39 +295,39 @@ static void a_model_does_not_depend_on_ranks(void **state)
 {
     (void)state;
     ot_model *model = open_model(0);
-    const uint64_t bytes = first_of(model, model->layer_count) * sizeof(float);
-    values alone, after, again;
-    open_values(&alone, model);
-    open_values(&after, model);
-    open_values(&again, model);
+    const uint64_t bytes = model_elements(model, model->layer_count) * sizeof(float);
+    model_values alone, after, again;
+    model_values_open(&alone, model);
+    model_values_open(&after, model);
+    model_values_open(&again, model);
     job j = {.training = training_for(model), .out = &alone};
     outcome fresh = run(&j, 1);
     for (int ranks = 2; ranks <= RANKS; ranks++) {
-        after.layer = 0;
+        after.taken = 0;
         j.out = &after;
         assert_int_equal(run(&j, ranks).hash, fresh.hash);
-        assert_int_equal(after.layer, model->layer_count);
+        assert_int_equal(after.taken, model_elements(model, model->layer_count));
         assert_memory_equal(after.plane[0], alone.plane[0], bytes);
     }
     /* Three steps of 2 ranks, taken up by others: with a rate of 0 the next step changes moments alone. */
-    after.layer = 0;
+    after.taken = 0;
     j.steps = 3;
     j.lr = 1e-2;
     outcome trained = run(&j, 2);
     assert_int_not_equal(trained.hash, fresh.hash);
-    const ot_source source = {fill, &after};
+    const ot_source source = {model_values_fill, &after};
     j.training.source = &source;
     j.steps = 0;
     for (int ranks = 1; ranks <= RANKS; ranks++) {
-        again.layer = 0;
+        again.taken = 0;
         j.out = &again;
         assert_int_equal(run(&j, ranks).hash, trained.hash);
         for (int p = 0; p < 3; p++)
             assert_memory_equal(again.plane[p], after.plane[p], bytes);
     }
-    close_values(&alone);
-    close_values(&after);
-    close_values(&again);
+    model_values_close(&alone);
+    model_values_close(&after);
+    model_values_close(&again);
     ot_model_close(model);
 }
 
@@ -440,5 +355,5 @@ int main(void)
         cmocka_unit_test(placement_changes_nothing),   cmocka_unit_test(a_model_does_not_depend_on_ranks),
         cmocka_unit_test(an_overflow_skips_all_ranks), cmocka_unit_test(adafactor_measures_whole_tensors),
     };
-    return cmocka_run_group_tests(tests, open_folders, close_folders);
+    return cmocka_run_group_tests(tests, rank_folders_open, rank_folders_close);
 }
