@@ -102,7 +102,7 @@ if(OT_NCCL_INCLUDE)
   set_tests_properties(cuda/ranks_process PROPERTIES ENVIRONMENT ASAN_OPTIONS=detect_leaks=0)
 endif()
 
-# The whole engine's tests, on the emulated device: all of them on the executor, which is seeded, with every fourth of the
+# The whole engine's tests, on the emulated device: all of them on the executor, which is seeded, with every eighth of the
 # combinations, and the invariants with a thread for each stream and every sixteenth. With a sanitizer they take an hour.
 function(ot_cuda_trainer mode threads share)
   add_test(NAME cuda/trainer_${mode} COMMAND test_engine_trainer ${ARGN})
@@ -110,7 +110,7 @@ function(ot_cuda_trainer mode threads share)
     "OT_TEST_DEVICE=cuda;OT_TEST_SHARE=${share};OFFTRAIN_CUDA_PLUGIN=$<TARGET_FILE:offtrain_cudaemu>;FAKECUDA_SEED=3;FAKECUDA_THREADS=${threads}")
 endfunction()
 if(NOT OT_SANITIZE)
-  ot_cuda_trainer(executor 0 4)
+  ot_cuda_trainer(executor 0 8)
   ot_cuda_trainer(threads 1 16 invariants)
 endif()
 
