@@ -67,17 +67,12 @@ static void copy_until(char *out, size_t size, const char *text, const char *end
 
 static void read_kernel(const char *root, ot_machine *out)
 {
-    char version[512];
     if (!ot_sysfile_read(root, "/proc/sys/kernel/osrelease", out->kernel, sizeof out->kernel)) {
         struct utsname name;
         if (uname(&name) == 0)
             snprintf(out->kernel, sizeof out->kernel, "%s", name.release);
     }
-    ot_sysfile_read(root, "/proc/version", version, sizeof version);
-    /* The first version reports a Windows build as Linux 4.4 and has no kernel of its own; the second does.
-     */
-    if (strcasestr(version, "microsoft") != NULL)
-        out->wsl = strstr(version, "Linux version 4.4.") != NULL ? 1 : 2;
+    out->wsl = ot_sysfile_wsl(root);
 }
 
 static void read_container(const char *root, ot_machine *out)

@@ -76,3 +76,13 @@ int ot_sysfile_list_count(const char *text)
     }
     return *text == '\0' || *text == '\n' ? (int)count : 0;
 }
+
+int ot_sysfile_wsl(const char *root)
+{
+    char version[512];
+    ot_sysfile_read(root, "/proc/version", version, sizeof version);
+    if (strcasestr(version, "microsoft") == NULL)
+        return 0;
+    /* The first version reports a Windows build as Linux 4.4 and has no kernel of its own; the second does. */
+    return strstr(version, "Linux version 4.4.") != NULL ? 1 : 2;
+}

@@ -24,4 +24,7 @@ int ot_sysfile_field(const char *text, const char *key, uint64_t *value);
 /* How many numbers a kernel list names: "0-3,7" is 5. 0 where `text` is not such a list. */
 int ot_sysfile_list_count(const char *text);
 
+/* The version of the Windows Subsystem for Linux that this is, 1 or 2; 0: it is none. */
+int ot_sysfile_wsl(const char *root);
+
 #endif

@@ -39,7 +39,7 @@ static int numa_node(const cuda_device *device)
     char path[96];
     uint64_t node;
     snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/numa_node", device->bus_id);
-    return ot_sysfile_number("", path, &node) ? (int)node : -1;
+    return ot_sysfile_number(OT_CUDA_ROOT, path, &node) ? (int)node : -1;
 }
 
 static void cuda_query(const ot_device *base, ot_device_info *out)

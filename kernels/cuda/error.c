@@ -2,7 +2,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "io/sysfile.h"
 #include "io/text.h"
 #include "kernels/cuda/state.h"
 
@@ -86,11 +85,4 @@ ot_status ot_cublas_error(cublasStatus_t code, const char *what)
     if (code == CUBLAS_STATUS_SUCCESS)
         return OT_OK;
     return ot_fail(OT_ERR_DEVICE, "%s: cuBLAS: %s (%d)", what, cublasGetStatusString(code), (int)code);
-}
-
-int ot_cuda_is_wsl(void)
-{
-    char release[128];
-    return ot_sysfile_read("", "/proc/sys/kernel/osrelease", release, sizeof release) &&
-           strcasestr(release, "microsoft") != NULL;
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "io/host.h"
+#include "io/sysfile.h"
 #include "io/text.h"
 #include "kernels/cuda/state.h"
 
@@ -54,7 +55,7 @@ static ot_status card_full(const cuda_device *device, const char *name, uint64_t
         "them): end them or lower --gpu-mem%s",
         name, ot_format_size(bytes, need), device->properties.name, ot_format_size(free_bytes, have),
         ot_format_size(total_bytes, all), ot_format_size(used > ours ? used - ours : 0, others),
-        ot_cuda_is_wsl() ? "; under WSL2 the Windows desktop takes its share" : "");
+        ot_sysfile_wsl(OT_CUDA_ROOT) ? "; under WSL2 the Windows desktop takes its share" : "");
 }
 
 /* On a stream of its own, which is waited for: the NULL stream would order itself with all others. */
@@ -159,7 +160,7 @@ ot_status ot_cuda_pin_refused(uint64_t done, uint64_t bytes, cudaError_t code)
     (void)cudaGetLastError();
     return ot_fail(OT_ERR_DEVICE, "pinning host memory stopped after %s of %s: %s (%d); %s",
                    ot_format_size(done, some), ot_format_size(bytes, all), cudaGetErrorName(code), (int)code,
-                   ot_cuda_is_wsl()
+                   ot_sysfile_wsl(OT_CUDA_ROOT)
                        ? "WSL2 pins only about half of the memory it has: raise `memory` in .wslconfig"
                        : "lower --host-mem, or raise the limit on locked memory (ulimit -l)");
 }

@@ -18,6 +18,11 @@
 
 enum { OT_CUDA_ARENAS_MAX = 64, OT_CUDA_PINS_MAX = 64 };
 
+/* Below which /proc and /sys are; the emulated device's tests give another folder. */
+#ifndef OT_CUDA_ROOT
+#define OT_CUDA_ROOT ""
+#endif
+
 /* The driver takes long for one big registration and refuses some; tests set a smaller piece. */
 #ifndef OT_CUDA_PIN_PIECE_BYTES
 #define OT_CUDA_PIN_PIECE_BYTES (UINT64_C(1) << 30)
@@ -139,9 +144,6 @@ ot_status ot_cublas_error(cublasStatus_t code, const char *what) OT_MUST_CHECK;
 
 /* Whether the code says that the context is beyond repair. */
 int ot_cuda_is_fatal(cudaError_t code);
-
-/* Whether this is Linux below Windows. */
-int ot_cuda_is_wsl(void);
 
 /* ---- nvml.c ---- */
 

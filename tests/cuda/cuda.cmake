@@ -52,7 +52,8 @@ add_library(offtrain_cudaemu MODULE ${OT_CUDA_HOST_SOURCES} cuda/emulated.c)
 ot_cuda_headers(offtrain_cudaemu)
 # Pieces small enough that a test has many of them.
 target_compile_definitions(offtrain_cudaemu PRIVATE OT_CUDA_PIN_PIECE_BYTES=1048576ull
-                           OT_CUDA_STAGE_BYTES=65536u)
+                           OT_CUDA_STAGE_BYTES=65536u OT_CUDA_ROOT=FAKECUDA_ROOT)
+target_compile_options(offtrain_cudaemu PRIVATE $<$<COMPILE_LANGUAGE:C>:SHELL:-include ${CMAKE_CURRENT_SOURCE_DIR}/fakecuda/fakecuda.h>)
 # Loaded with the plugin, for it to find by name: AddressSanitizer does not look where a plugin's own path says.
 target_link_libraries(offtrain_cudaemu PRIVATE simt fakecuda -Wl,--no-as-needed fakenvml ${OT_FAKENCCL} ${CMAKE_DL_LIBS})
 if(OT_NCCL_INCLUDE)

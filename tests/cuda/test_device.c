@@ -7,6 +7,7 @@
 
 #include "kernels/backend.h"
 #include "tests/cuda/emulator.h"
+#include "tests/support/tree.h"
 
 static void configure(fakecuda_options options)
 {
@@ -191,6 +192,48 @@ static void a_refused_pin_leaves_nothing(void **state)
     ot_device_close(device);
     assert_int_equal(fakecuda_count().pinned_bytes, 0);
     free(host);
+}
+
+/* Under WSL2 the same two failures have other causes. */
+static void windows_takes_its_share(void **state)
+{
+    (void)state;
+    char *root = tree_open();
+    tree_write(root, "/proc/version",
+               "Linux version 5.15.153.1-microsoft-standard-WSL2 (root@941d701f84f1)\n");
+    configure((fakecuda_options){
+        .root = root, .pin_bytes = 3 * MIB, .memory_bytes = 400 * MIB, .other_bytes = 200 * MIB});
+    ot_device *device = open_device(300 * MIB, 0);
+    unsigned char *host = open_host(NULL, 5 * MIB);
+    assert_int_equal(ot_device_pin(device, host, 5 * MIB), OT_ERR_DEVICE);
+    says("stopped after 2 MiB of 5 MiB");
+    says("raise `memory` in .wslconfig");
+    void *base;
+    assert_int_equal(ot_device_arena_open(device, "places", 180 * MIB, &base), OT_ERR_FIT);
+    says("the Windows desktop takes its share");
+    ot_device_close(device);
+    free(host);
+    tree_close(root);
+}
+
+/* As the kernel says of the card's place on the bus; a machine of one node says -1, and one without NUMA nothing. */
+static void a_device_knows_the_nearest_memory(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {"1\n", "-1\n", NULL};
+    static const int nodes[] = {1, -1, -1};
+    for (int i = 0; i < 3; i++) {
+        char *root = tree_open();
+        if (texts[i] != NULL)
+            tree_write(root, "/sys/bus/pci/devices/0000:01:00.0/numa_node", texts[i]);
+        configure((fakecuda_options){.root = root});
+        ot_device *device = open_device(256 * MIB, 0);
+        ot_device_info info;
+        ot_device_query(device, &info);
+        assert_int_equal(info.numa_node, nodes[i]);
+        ot_device_close(device);
+        tree_close(root);
+    }
 }
 
 enum { N = 150000, BYTES = 4 * N, PAIRS = 8 };
@@ -537,6 +580,8 @@ int main(void)
         cmocka_unit_test(other_processes_are_named),
         cmocka_unit_test(a_cap_below_the_context_is_refused),
         cmocka_unit_test(device_memory_is_closed_to_the_host),
+        cmocka_unit_test(a_device_knows_the_nearest_memory),
+        cmocka_unit_test(windows_takes_its_share),
         cmocka_unit_test(copies_cross_pinned_pieces),
         cmocka_unit_test(a_copy_may_be_pinned_in_part),
         cmocka_unit_test(a_refused_pin_leaves_nothing),

@@ -8,6 +8,7 @@
 #include "engine/trainer.h"
 #include "io/log.h"
 #include "tests/cuda/emulator.h"
+#include "tests/support/tree.h"
 
 enum { T = 24, SEQUENCES = 2, LOSSES = 20, CLOCK_TRIES = 3, DEVICE_STREAMS = 3 };
 
@@ -245,6 +246,35 @@ static void a_run_that_cannot_pin_gives_the_same(void **state)
     ot_model_close(model);
 }
 
+static void count_nodes(ot_log_level level, const char *line)
+{
+    lines += level == OT_LOG_INFO &&
+             strstr(line, "Emulated GPU 0 at 0000:01:00.0 is nearest to memory node 0") != NULL;
+}
+
+/* Once a run, and with the numbers of any other. */
+static void a_run_goes_near_its_card(void **state)
+{
+    (void)state;
+    char *root = tree_open();
+    tree_write(root, "/sys/bus/pci/devices/0000:01:00.0/numa_node", "0\n");
+    ot_model *model = open_model();
+    ot_training training = moving(model);
+    outcome anywhere, near;
+    fakecuda_configure(&(fakecuda_options){.seed = 4, .threads = FIRST_MODE});
+    train(&training, 2, &anywhere);
+    fakecuda_configure(&(fakecuda_options){.seed = 4, .threads = FIRST_MODE, .root = root});
+    lines = 0;
+    ot_log_open(OT_LOG_INFO, count_nodes);
+    train(&training, 2, &near);
+    ot_log_open(OT_LOG_WARNING, NULL);
+    assert_int_equal(lines, 1);
+    assert_int_equal(near.hash, anywhere.hash);
+    fakecuda_configure(&(fakecuda_options){.seed = 4, .threads = FIRST_MODE});
+    ot_model_close(model);
+    tree_close(root);
+}
+
 /* k + j steps are k, and j in another placement, after another order of the device's work. */
 static void resuming_elsewhere_changes_nothing(void **state)
 {
@@ -327,6 +357,7 @@ int main(void)
         cmocka_unit_test(it_learns_what_the_cpu_device_learns),
         cmocka_unit_test(a_step_waits_at_its_end_only),
         cmocka_unit_test(a_run_that_cannot_pin_gives_the_same),
+        cmocka_unit_test(a_run_goes_near_its_card),
         cmocka_unit_test(resuming_elsewhere_changes_nothing),
         cmocka_unit_test(the_order_of_the_device_changes_nothing),
         cmocka_unit_test(the_cap_holds),

@@ -33,6 +33,7 @@ typedef struct fakecuda_options {
     uint64_t memory_bytes; /* of each card; 0: 4 GiB */
     uint64_t other_bytes;  /* of it taken by other processes */
     uint64_t pin_bytes;    /* host memory that may be pinned; 0: any */
+    const char *root;      /* below which the device reads /proc and /sys; NULL: of this machine */
     uint64_t nccl_bytes;   /* that a communicator takes, times the rank and 1; 0: 24 MiB for each */
 } fakecuda_options;
 
@@ -48,6 +49,10 @@ typedef struct fakecuda_counters {
     uint64_t device_bytes, device_peak_bytes; /* of all cards, contexts and libraries included */
     uint64_t pinned_bytes;
 } fakecuda_counters;
+
+/* The configured root, or "". */
+FAKECUDA_EXPORT const char *fakecuda_root(void);
+#define FAKECUDA_ROOT fakecuda_root()
 
 /* At any time. */
 FAKECUDA_EXPORT fakecuda_counters fakecuda_count(void);

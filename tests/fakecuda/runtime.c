@@ -62,6 +62,11 @@ void fakecuda_configure(const fakecuda_options *options)
     fake_restart();
 }
 
+const char *fakecuda_root(void)
+{
+    return fake.options.root != NULL ? fake.options.root : "";
+}
+
 fakecuda_counters fakecuda_count(void)
 {
     return (fakecuda_counters){
