@@ -10,6 +10,13 @@
 
 #include <cmocka.h>
 
+/* With a sanitizer everything takes several times as long. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { TEST_IS_SLOW = 1 };
+#else
+enum { TEST_IS_SLOW = 0 };
+#endif
+
 /* Every combination, or every so-manyth where all would take too long: on an emulated device, with a sanitizer. */
 static inline int test_is_chosen(int combination)
 {
