@@ -164,6 +164,7 @@ static const size_t tokens[] = {4096, 16384, 65536};
 typedef struct bounds {
     double forward_s, backward_s; /* compute */
     double update_s;              /* the slower of CPU lane and drives */
+    double device_s;              /* updates on the compute lane */
     double pcie_s;                /* the busier direction */
 } bounds;
 
@@ -171,7 +172,7 @@ static bounds bounds_of(const model *m, const ot_plan *plan)
 {
     const ot_plan_request *r = &m->request;
     bounds b = {0};
-    double M = (double)r->micro_batches, params = 0, stored = 0;
+    double M = (double)r->micro_batches, params = 0, stored = 0, device = 0;
     for (size_t s = 0; s < r->stage_count; s++) {
         b.forward_s +=
             s + 1 < r->stage_count ? M * r->stages[s].forward_flops / r->rates.lane[OT_LANE_COMPUTE] : 0;
@@ -181,12 +182,16 @@ static bounds bounds_of(const model *m, const ot_plan *plan)
         params += (double)r->layers[l].params;
     for (int p = 0; p <= OT_PLANE_MOMENT2; p++)
         stored += (double)plan->plane_bytes[OT_TIER_NVME][p];
+    for (size_t p = 0; p < plan->place_count; p++)
+        if (plan->places[p].tier == OT_TIER_DEVICE && plan->places[p].plane == OT_PLANE_MASTER)
+            device += (double)plan->places[p].bytes / 2;
     /* An update reads a gradient of 2 bytes and reads and writes 2 + 2 + 4 + 4. */
-    double cpu = 26 * params / r->rates.lane[OT_LANE_CPU], drives = 0;
+    double cpu = 26 * (params - device) / r->rates.lane[OT_LANE_CPU], drives = 0;
+    b.device_s = 26 * device / r->rates.device_memory;
     if (stored > 0)
         drives = stored / r->rates.lane[OT_LANE_NVME_READ] + stored / r->rates.lane[OT_LANE_NVME_WRITE];
     b.update_s = cpu > drives ? cpu : drives;
-    b.pcie_s = 2 * params / r->rates.lane[OT_LANE_H2D];
+    b.pcie_s = 2 * (params - device) / r->rates.lane[OT_LANE_H2D];
     return b;
 }
 
@@ -224,7 +229,7 @@ static void check_steps(int update_in_backward, double (*bound)(const bounds *))
 /* No lane can do its work in less. */
 static double largest_lane(const bounds *b)
 {
-    return largest(largest(b->forward_s + b->backward_s, b->update_s), b->pcie_s);
+    return largest(largest(b->forward_s + b->backward_s + b->device_s, b->update_s), b->pcie_s);
 }
 
 /* No update starts before backward has ended, so the updates of a step lie between two backward passes; and
@@ -232,7 +237,7 @@ static double largest_lane(const bounds *b)
  * sooner ends backward than its own work takes. */
 static double exact_clipping(const bounds *b)
 {
-    return largest(largest(b->forward_s, b->update_s) + b->backward_s, b->pcie_s);
+    return largest(largest(b->forward_s + b->device_s, b->update_s) + b->backward_s, b->pcie_s);
 }
 
 static void updates_inside_backward_reach_the_largest_lane(void **state)
