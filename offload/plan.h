@@ -232,7 +232,7 @@ typedef struct ot_operation {
     int32_t stage, layer, chunk, micro_batch; /* -1: does not apply */
     int32_t places[OT_OPERATION_PLACES];      /* as said at the kind; -1: none */
     uint64_t offset;                          /* of a part of a device place */
-    uint64_t bytes;                           /* moved, or touched by the CPU lane */
+    uint64_t bytes;                           /* moved, or touched by the CPU lane or by an update */
     double flops;
     int zero_grads; /* bit i: gradient [6+i] is zeroed first, as nothing has added to it in this step */
     int pass;       /* measure: 0, 1 */
