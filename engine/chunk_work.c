@@ -1,11 +1,12 @@
-/* The CPU lane: chunks are filled, updated and handed over, one at a time, in host memory. */
+/* The CPU lane: chunks are filled, updated and handed over, one at a time, in host memory; and the update of those that the
+ * device has. */
 #include <string.h>
 
 #include "engine/trainer_state.h"
 #include "engine/training.h"
 #include "io/stop.h"
 
-/* The planes of a chunk in host memory. Whichever plane does not exist is NULL. */
+/* The planes of a chunk, in host memory or on the device. Whichever plane does not exist is NULL. */
 typedef struct chunk_planes {
     const ot_chunk *chunk;
     void *weight, *master, *moment1, *moment2, *grad;
@@ -64,13 +65,33 @@ static ot_update update_of(const ot_trainer *t, const chunk_planes *p, const ot_
     };
 }
 
-static void update_run(ot_trainer *t, const chunk_planes *p, const ot_update_step *step, uint64_t begin,
-                       uint64_t end, float weight_decay)
+/* Enqueues the update of a chunk: matrices, which decay, come first in a layer. */
+static void update_planes(const ot_trainer *t, const chunk_planes *p, const ot_update_step *step,
+                          ot_stream *stream)
 {
-    if (begin >= end)
-        return;
-    const ot_update args = update_of(t, p, step, begin, end, weight_decay);
-    ot_device_kernels(t->cpu)->update(t->update_stream, &args);
+    uint64_t first = p->chunk->first, count = p->chunk->count,
+             border = t->training.model->layers[p->chunk->layer].undecayed;
+    uint64_t decayed = border <= first ? 0 : border - first < count ? border - first : count;
+    const ot_update parts[] = {update_of(t, p, step, 0, decayed, t->training.weight_decay),
+                               update_of(t, p, step, decayed, count, 0)};
+    for (int i = 0; i < 2; i++)
+        if (parts[i].n > 0)
+            ot_device_kernels(ot_stream_device(stream))->update(stream, &parts[i]);
+}
+
+/* What the update reads is on its way before it, on the same stream. */
+void ot_trainer_device_update(ot_trainer *t, const ot_operation *op, ot_stream *stream)
+{
+    if (!t->steps_sent) {
+        t->host_steps[0] = t->before;
+        t->host_steps[1] = t->now;
+        ot_copy_h2d(stream, t->device_steps, t->host_steps, 2 * sizeof *t->host_steps);
+        t->steps_sent = 1;
+    }
+    chunk_planes p = planes_of(t, op);
+    p.weight = element(p.weight, t->training.dtype, p.chunk->first);
+    p.grad = (char *)p.grad + op->offset;
+    update_planes(t, &p, &t->device_steps[!op->deferred], stream);
 }
 
 /* Adafactor, tensor by tensor. */
@@ -112,17 +133,12 @@ static void restore_weight(ot_trainer *t, const chunk_planes *p)
 static ot_status run_update(ot_trainer *t, const ot_operation *op)
 {
     chunk_planes p = planes_of(t, op);
-    uint64_t first = p.chunk->first, count = p.chunk->count,
-             border = t->training.model->layers[op->layer].undecayed;
-    uint64_t decayed = border <= first ? 0 : border - first < count ? border - first : count;
     const ot_update_step *step = op->deferred ? &t->before : &t->now;
     int factored = ot_training_is_factored(&t->training);
     if (factored)
         update_factored(t, &p, step);
-    else {
-        update_run(t, &p, step, 0, decayed, t->training.weight_decay);
-        update_run(t, &p, step, decayed, count, 0);
-    }
+    else
+        update_planes(t, &p, step, t->update_stream);
     if ((step->skip || factored) && t->training.dtype == OT_FP16)
         restore_weight(t, &p);
     return ot_stream_synchronize(t->update_stream);

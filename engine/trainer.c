@@ -150,6 +150,9 @@ static ot_status on_compute(void *context, const ot_operation *op, ot_stream *st
     case OT_OP_REDUCE:
         run_reduce(t, op, stream);
         return OT_OK;
+    case OT_OP_UPDATE:
+        ot_trainer_device_update(t, op, stream);
+        return OT_OK;
     case OT_OP_GATHER:
         run_gather(t, op, stream);
         return OT_OK;
@@ -162,6 +165,12 @@ static ot_status on_compute(void *context, const ot_operation *op, ot_stream *st
 }
 
 /* ---- for the mover ---- */
+
+static ot_status run_list(ot_trainer *t, ot_list_kind kind)
+{
+    t->steps_sent = 0;
+    return ot_mover_run(t->mover, kind);
+}
 
 static const void *on_data(void *context)
 {
@@ -181,6 +190,8 @@ static const char *on_chunk_name(void *context, const ot_chunk *chunk, ot_plane 
 }
 
 /* ---- opening ---- */
+
+enum { STEPS_OFFSET = 64 }; /* behind the loss, in its page */
 
 /* The table of the rotary embedding, made on the host. */
 static ot_status fill_rope(ot_trainer *t, float *device_table, uint64_t bytes)
@@ -211,6 +222,7 @@ static ot_status open_memory(ot_trainer *t)
     t->pinned = ot_device_pin(t->device, ot_arena_base(arena), ot_arena_bytes(arena)) == OT_OK;
     OT_TRY(ot_arena_take(arena, OT_PAGE_BYTES, OT_PAGE_BYTES, &block));
     t->host_loss_sum = block;
+    t->host_steps = (ot_update_step *)(void *)((char *)block + STEPS_OFFSET);
     OT_TRY(ot_arena_take(arena, ot_training_data_bytes(training), OT_PAGE_BYTES, &block));
     t->data = block;
     OT_TRY(ot_arena_take(arena, t->plan->chunk_params * sizeof(float), OT_PAGE_BYTES, &block));
@@ -231,6 +243,7 @@ static ot_status open_memory(ot_trainer *t)
     uint64_t rope_bytes = ot_training_rope_bytes(training), logits_bytes = ot_training_logits_bytes(training);
     OT_TRY(ot_device_arena_open(t->device, "trainer", rope_bytes + logits_bytes + OT_PAGE_BYTES, &block));
     t->loss_sum = block;
+    t->device_steps = (ot_update_step *)(void *)((char *)block + STEPS_OFFSET);
     t->logits = (float *)(void *)((char *)block + OT_PAGE_BYTES);
     if (rope_bytes == 0)
         return OT_OK;
@@ -319,7 +332,7 @@ static ot_status open_trainer(ot_trainer *t)
     OT_TRY(open_memory(t));
     OT_TRY(open_mover(t));
     ot_loss_scale_init(&t->loss_scale, t->training.dtype == OT_FP16 ? t->training.loss_scale : 1);
-    return ot_mover_run(t->mover, OT_LIST_LOAD);
+    return run_list(t, OT_LIST_LOAD);
 }
 
 ot_status ot_trainer_open(const ot_training *training, ot_trainer **out)
@@ -470,7 +483,7 @@ ot_status ot_trainer_step(ot_trainer *t, double lr, uint64_t trained_tokens, ot_
     if (t->plan->update_in_backward)
         prepare_update(t, lr, 1, 1, 0);
     ot_list_kind kind = t->update_due ? OT_LIST_STEADY : OT_LIST_FIRST;
-    OT_TRY(ot_mover_run(t->mover, kind));
+    OT_TRY(run_list(t, kind));
     t->update_due = 0;
     result->list = kind;
     result->stats = ot_mover_statistics(t->mover);
@@ -490,13 +503,13 @@ ot_status ot_trainer_drain(ot_trainer *t)
         return OT_OK;
     t->update_due = 0;
     t->before = t->now;
-    return ot_mover_run(t->mover, OT_LIST_DRAIN);
+    return run_list(t, OT_LIST_DRAIN);
 }
 
 ot_status ot_trainer_evaluate(ot_trainer *t, uint64_t trained_tokens, double *loss)
 {
     OT_TRY(ot_trainer_drain(t));
-    OT_TRY(ot_mover_run(t->mover, OT_LIST_EVAL));
+    OT_TRY(run_list(t, OT_LIST_EVAL));
     OT_TRY(ot_trainer_sum_tokens(t, &trained_tokens));
     OT_TRY(ot_group_sum(t->training.group, "loss", t->host_loss_sum, 1));
     *loss = *t->host_loss_sum / (double)trained_tokens;
@@ -509,7 +522,7 @@ ot_status ot_trainer_logits(ot_trainer *t, size_t sequence, size_t row, float *l
     OT_TRY(ot_trainer_drain(t));
     t->logits_row = sequence * t->training.T + row;
     t->host_logits = logits;
-    ot_status status = ot_mover_run(t->mover, OT_LIST_LOGITS);
+    ot_status status = run_list(t, OT_LIST_LOGITS);
     t->host_logits = NULL;
     return status;
 }
@@ -518,7 +531,7 @@ ot_status ot_trainer_save(ot_trainer *t, const ot_sink *sink)
 {
     OT_TRY(ot_trainer_drain(t));
     t->sink = sink;
-    return ot_mover_run(t->mover, OT_LIST_SAVE);
+    return run_list(t, OT_LIST_SAVE);
 }
 
 ot_trainer_state ot_trainer_get_state(const ot_trainer *t)
@@ -546,6 +559,7 @@ ot_status ot_trainer_time_kernels(ot_trainer *t, double *seconds)
     OT_TRY(ot_stream_open(t->device, &options, &stream));
     ot_status status = OT_OK;
     int64_t start = ot_clock_ns();
+    t->steps_sent = 0;
     for (size_t i = 0; i < list->count && status == OT_OK; i++) {
         const ot_operation *op = &list->operations[i];
         if (op->lane == OT_LANE_COMPUTE)

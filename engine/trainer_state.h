@@ -33,9 +33,12 @@ struct ot_trainer {
     size_t logits_row;  /* of the micro-batch */
     float *host_logits; /* where the head's row goes in place of its loss, or NULL */
 
-    float grad_scale;           /* of the loss: loss scale / trained tokens */
-    int update_due;             /* gradients of the last step wait for their update */
-    ot_update_step now, before; /* updates of this step's gradient and the one before; read by the CPU lane */
+    float grad_scale;             /* of the loss: loss scale / trained tokens */
+    int update_due;               /* gradients of the last step wait for their update */
+    ot_update_step now, before;   /* updates of this step's gradient and the one before; read by its lane */
+    ot_update_step *device_steps; /* device: [2], `before` and `now` as updates on the device read them */
+    ot_update_step *host_steps;   /* host: the same, on their way there */
+    int steps_sent;               /* in this list; the compute lane's */
     ot_loss_scale loss_scale;
     const ot_sink *sink; /* of the list that saves */
 };
@@ -45,6 +48,9 @@ void *ot_trainer_at(const ot_trainer *trainer, int32_t place);
 
 /* Runs an operation of the CPU lane, on the lane's thread; `context` is the trainer. */
 ot_status ot_trainer_chunk_work(void *context, const ot_operation *operation) OT_MUST_CHECK;
+
+/* Enqueues the update of a chunk whose states are on the device. */
+void ot_trainer_device_update(ot_trainer *trainer, const ot_operation *operation, ot_stream *stream);
 
 /* Hands a chunk over: to the sink, or to rank 0, which then has those of the others in model order; shards.c. */
 ot_status ot_trainer_hand_over(ot_trainer *trainer, const ot_chunk_values *values,

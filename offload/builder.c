@@ -294,7 +294,7 @@ static ot_lane lane_of(ot_operation_kind kind)
         [OT_OP_HEAD] = OT_LANE_COMPUTE,
         [OT_OP_BACKWARD] = OT_LANE_COMPUTE,
         [OT_OP_REDUCE] = OT_LANE_COMPUTE,
-        [OT_OP_UPDATE] = OT_LANE_CPU,
+        [OT_OP_UPDATE] = OT_LANE_CPU, /* or the compute lane, as given */
         [OT_OP_LOAD] = OT_LANE_CPU,
         [OT_OP_SAVE] = OT_LANE_CPU,
         [OT_OP_MEASURE] = OT_LANE_CPU,
@@ -314,7 +314,7 @@ void ot_builder_add(ot_builder *builder, const ot_operation *given)
     uint32_t o = (uint32_t)builder->count++;
     ot_operation *operation = &builder->operations[o];
     *operation = *given;
-    operation->lane = lane_of(given->kind);
+    operation->lane = given->kind == OT_OP_UPDATE ? given->lane : lane_of(given->kind);
     operation->wait_first = (uint32_t)builder->wait_count;
     operation->wait_count = 0;
 

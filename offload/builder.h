@@ -19,7 +19,8 @@ typedef struct ot_builder ot_builder;
 ot_status ot_builder_open(size_t place_count, size_t operations, int serial, ot_builder **out) OT_MUST_CHECK;
 void ot_builder_close(ot_builder *builder); /* NULL is allowed */
 
-/* Adds a copy of the operation; lane and waits are the builder's to fill. Running out of memory is remembered
+/* Adds a copy of the operation; waits are the builder's to fill, and the lane but of an update, which is on the compute lane or
+ * the CPU's. Running out of memory is remembered
  * and told by ot_builder_finish. */
 void ot_builder_add(ot_builder *builder, const ot_operation *operation);
 

@@ -67,7 +67,7 @@ const ot_span *ot_mover_spans(const ot_mover *mover);
 typedef struct ot_mover_stats {
     int64_t total_ns;
     int64_t busy_ns[OT_LANES], wait_ns[OT_LANES];
-    uint64_t bytes[OT_LANES]; /* moved, without the padding of chunks to pages; cpu: touched */
+    uint64_t bytes[OT_LANES]; /* moved, without the padding of chunks to pages; cpu, compute: touched */
 } ot_mover_stats;
 ot_mover_stats ot_mover_statistics(const ot_mover *mover);
 

@@ -55,6 +55,10 @@ static void check_operation(const ot_plan *plan, const ot_operation *operation)
         OT_ASSERT(lane == OT_LANE_D2H);
         check_copy(plan, operation, 1, 0);
         break;
+    case OT_OP_UPDATE:
+        OT_ASSERT(lane == OT_LANE_COMPUTE || lane == OT_LANE_CPU);
+        check_tier(plan, operation, lane == OT_LANE_COMPUTE ? OT_TIER_DEVICE : OT_TIER_HOST);
+        break;
     case OT_OP_FORWARD:
     case OT_OP_HEAD:
     case OT_OP_BACKWARD:

@@ -135,6 +135,7 @@ typedef struct plan_search {
     ot_draft *draft;
     ot_choice best;
     double best_s;                   /* negative: nothing fits yet */
+    ot_device_states states;         /* of the candidates at hand */
     ot_choice tried[CANDIDATES_MAX]; /* before they were fitted to the host */
     size_t tried_count;
 } plan_search;
@@ -146,7 +147,7 @@ static ot_status consider(plan_search *search, ot_choice candidate, int acts_fir
     int fits;
     double seconds;
     draft->choice = candidate;
-    OT_TRY(ot_draft_fit_device(draft, acts_first));
+    OT_TRY(ot_draft_fit_device(draft, acts_first, search->states));
     for (size_t t = 0; t < search->tried_count; t++)
         if (memcmp(&draft->choice, &search->tried[t], sizeof draft->choice) == 0)
             return OT_OK;
@@ -205,7 +206,21 @@ static ot_status search_deferred(plan_search *search)
     return OT_OK;
 }
 
-static ot_status search_all(plan_search *search)
+/* States on the device, where weights and boundaries leave room. */
+static ot_status search_states(plan_search *search)
+{
+    search->states = OT_STATES_LAST;
+    for (int acts_first = 0; acts_first < 2; acts_first++) {
+        ot_choice choice = search->best;
+        OT_TRY(consider(search, choice, acts_first, CLEARLY));
+        choice.deferred_16th = 0;
+        OT_TRY(consider(search, choice, acts_first, CLEARLY));
+    }
+    return OT_OK;
+}
+
+/* The first rings, from long ones to short ones, with which anything fits. */
+static ot_status search_fitting(plan_search *search)
 {
     const ot_plan_request *request = search->draft->request;
     ot_choice choice;
@@ -213,12 +228,22 @@ static ot_status search_all(plan_search *search)
     for (choice.ring = request->ring > 0 ? request->ring : RING_CHUNKS;; choice.ring /= 2) {
         OT_TRY(search_device(search, choice));
         if (search->best_s >= 0 || request->ring > 0 || choice.ring <= OT_RING_MIN)
-            break;
+            return OT_OK;
+    }
+}
+
+static ot_status search_all(plan_search *search)
+{
+    for (int states = OT_STATES_AWAY; states < OT_STATES_WAYS && search->best_s < 0; states++) {
+        search->states = (ot_device_states)states;
+        OT_TRY(search_fitting(search));
     }
     if (search->best_s < 0)
         return OT_OK;
     OT_TRY(search_rings(search));
-    return request->update_in_backward ? search_deferred(search) : OT_OK;
+    if (search->draft->request->update_in_backward)
+        OT_TRY(search_deferred(search));
+    return search->states == OT_STATES_AWAY ? search_states(search) : OT_OK;
 }
 
 /* ---- what does not fit ---- */
@@ -243,7 +268,7 @@ static ot_status does_not_fit(ot_draft *draft)
     char text[OT_TIERS][160], need[OT_SIZE_TEXT_BYTES], have[OT_SIZE_TEXT_BYTES];
     int fits;
     ot_draft_smallest(draft);
-    OT_TRY(ot_draft_fit_device(draft, 1));
+    OT_TRY(ot_draft_fit_device(draft, 1, OT_STATES_FIRST));
     OT_TRY(ot_draft_fit_host(draft, &fits));
     for (int tier = 0; tier < OT_TIERS; tier++)
         snprintf(text[tier], sizeof text[tier], "%s needs %s and has %s%s (most of it: %s)",
@@ -260,13 +285,12 @@ ot_status ot_plan_fits(const ot_plan_request *request)
     ot_status status;
     int fits = 0;
     OT_TRY(ot_draft_open(request, &draft));
-    for (int large_first = 1; large_first >= 0 && !fits; large_first--) {
+    for (int k = 0; k < 2 * OT_STATES_WAYS && !fits; k++) {
+        int large_first = k % 2 == 0;
         ot_draft_smallest(&draft);
         draft.choice.large_first = large_first;
-        OT_TRY_GOTO(ot_draft_fit_device(&draft, 1), out);
-        if (draft.choice.large_first != large_first)
-            break;
-        if (!ot_draft_exceeds(&draft))
+        OT_TRY_GOTO(ot_draft_fit_device(&draft, 1, (ot_device_states)(k / 2)), out);
+        if (draft.choice.large_first == large_first && !ot_draft_exceeds(&draft))
             OT_TRY_GOTO(ot_draft_fit_host(&draft, &fits), out);
     }
     status = fits ? OT_OK : does_not_fit(&draft);

@@ -25,7 +25,8 @@
  *     FIRST: F B      STEADY: U‖F B      DRAIN: U      EVAL: F without saving boundaries
  * With `update_in_backward` a chunk is updated inside backward, as soon as its gradient is there. Where that
  * would make backward longer, a share of the chunks (`deferred_chunks`) is still updated in the next forward;
- * where not, FIRST and STEADY are both F B‖U, and DRAIN is empty. LOAD fills every home, and the weights kept
+ * where not, FIRST and STEADY are both F B‖U, and DRAIN is empty. Chunks whose states are on the device are updated at the
+ * same points, by the compute lane; nothing of them crosses. LOAD fills every home, and the weights kept
  * on the device; SAVE hands every home over, chunk by chunk in model order. Micro-batches run 0 … M-1 in
  * forward and in backward alike, so that gradients add up in one order wherever things lie.
  *
@@ -105,6 +106,8 @@ typedef struct ot_rates {
     double lane[OT_LANES];           /* bytes a second; compute: flops a second */
     double lane_latency_s[OT_LANES]; /* of one operation */
     int nvme_half_duplex;            /* reads and writes take turns: together they have the rate of one */
+    double
+        device_memory; /* bytes a second of what the device's memory bounds: updates on the compute lane; 0: no bound */
 } ot_rates;
 
 /* Elements of each rank's shard of a layer (ZeRO-3): all alike, the last ones padded, whole blocks of sums. */
@@ -147,8 +150,10 @@ typedef struct ot_plan_request {
     int zero;
 
     /* Choices; 0 or automatic: the plan's. */
-    ot_placement weights;   /* device: kept there as well as at home; host or nvme: the home */
-    ot_placement states;    /* home of weight (unless placed by `weights`), master and moments: host, nvme */
+    ot_placement weights; /* device: kept there as well as at home; host or nvme: the home */
+    /* Home of weight (unless placed by `weights`), master and moments. On the device: of the first layers' chunks, whose weights
+     * and gradients are then there alone, too; not with `measured`. */
+    ot_placement states;
     ot_placement grads;     /* host, nvme */
     ot_placement acts;      /* device, host, nvme */
     int prefetch_depth;     /* layers fetched ahead */
@@ -182,7 +187,8 @@ typedef struct ot_chunk {
     int32_t layer;
     int copy; /* 1: of another rank's shard */
     uint64_t first, count;
-    /* Place of each plane; -1: the plane does not exist, or lives in slots only. */
+    /* Place of each plane; -1: the plane does not exist, or lives in slots only. Where the states are on the device, weights
+     * lie in their layer's resident place and gradients that wait for their update in one of their layer's. */
     int32_t home[OT_PLANE_GRAD + 1];
 } ot_chunk;
 
@@ -202,7 +208,8 @@ typedef enum ot_operation_kind {
                      * which is used up */
     OT_OP_REDUCE, /* compute: layer's FP32 gradient [0] → `grad_dtype` [1] (may be [0] for FP32), and its sums
                    * of squares, one double for every OT_SUM_BLOCK elements, → [2] */
-    OT_OP_UPDATE,  /* cpu: chunk: weight [0], master [1], moment1 [2], moment2 [3], gradient [4] */
+    OT_OP_UPDATE, /* cpu: chunk: weight [0], master [1], moment1 [2], moment2 [3], gradient [4]; compute, where they are on
+                    * the device: [0] is then the layer's, and so is [4], in which the chunk's begins at byte `offset` */
     OT_OP_MEASURE, /* cpu: chunk: one of two passes over the gradient [4], before its layer's first update */
     OT_OP_LOAD,    /* cpu: chunk: fills weight [0], master [1], moment1 [2], moment2 [3] from a model, a
                      checkpoint or a seed */
@@ -225,7 +232,7 @@ typedef struct ot_operation {
     int32_t stage, layer, chunk, micro_batch; /* -1: does not apply */
     int32_t places[OT_OPERATION_PLACES];      /* as said at the kind; -1: none */
     uint64_t offset;                          /* of a part of a device place */
-    uint64_t bytes;                           /* moved, or touched by the CPU lane */
+    uint64_t bytes;                           /* moved, or touched by the CPU lane or by an update */
     double flops;
     int zero_grads; /* bit i: gradient [6+i] is zeroed first, as nothing has added to it in this step */
     int pass;       /* measure: 0, 1 */
@@ -261,6 +268,7 @@ typedef struct ot_plan {
     /* The choices that were made. */
     int prefetch_depth, ring, update_in_backward;
     size_t deferred_chunks; /* updated in the step after; all of them without update_in_backward */
+    size_t device_chunks;   /* whose states are on the device, which updates them */
     uint64_t chunk_params;
     double predicted_s; /* of a steady step, for inference of an evaluation, at the request's rates */
     /* Padded: homes, and what is kept on the device; slots, workspace, data and the fixed bytes; both; and
@@ -307,6 +315,19 @@ static inline uint32_t ot_plan_own_end(const ot_plan *plan, size_t layer)
 {
     uint32_t first = plan->layer_chunks[layer];
     return first + (plan->layer_chunks[layer + 1] - first) / (uint32_t)plan->shards;
+}
+
+/* Of the chunks of this rank's shards the number of chunk `c`; of another rank's the number of the own one in its place. */
+static inline size_t ot_plan_own_index(const ot_plan *plan, size_t c)
+{
+    uint32_t layer = (uint32_t)plan->chunks[c].layer, first = plan->layer_chunks[layer];
+    return first / (uint32_t)plan->shards + ((uint32_t)c - first) % (ot_plan_own_end(plan, layer) - first);
+}
+
+/* Whether a chunk's states are on the device. */
+static inline int ot_plan_on_device(const ot_plan *plan, size_t c)
+{
+    return ot_plan_own_index(plan, c) < plan->device_chunks;
 }
 
 /* Bytes that `count` elements of a plane take in the formats of the request; 0: the plane does not exist.

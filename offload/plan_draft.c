@@ -115,7 +115,12 @@ static ot_status check_request(const ot_plan_request *request)
         return ot_fail(OT_ERR_USAGE, "a split master needs bf16 weights, not %s",
                        ot_dtype_name(request->weight_dtype));
     OT_TRY(check_placement("weights", request->weights, OT_TIER_DEVICE));
-    OT_TRY(check_placement("states", request->states, OT_TIER_HOST));
+    OT_TRY(check_placement("states", request->states, OT_TIER_DEVICE));
+    if (request->measured && !request->inference && !ot_is_automatic(request->states) &&
+        request->states.tier == OT_TIER_DEVICE)
+        return ot_fail(OT_ERR_USAGE,
+                       "states on the device cannot be updated after passes over a layer's whole "
+                       "gradient, which the CPU makes; place them on host or nvme");
     OT_TRY(check_placement("grads", request->grads, OT_TIER_HOST));
     return check_placement("acts", request->acts, OT_TIER_DEVICE);
 }
@@ -125,6 +130,7 @@ static void fill_rates(const ot_plan_request *request, ot_rates *rates)
     static const ot_rates usual = {
         .lane = {5e9, 3e9, 20e9, 20e9, 100e12, 20e9, 40e9},
         .nvme_half_duplex = 1,
+        .device_memory = 800e9,
     };
     *rates = usual;
     for (int lane = 0; lane < OT_LANES; lane++)

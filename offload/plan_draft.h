@@ -21,8 +21,9 @@ typedef struct ot_choice {
     size_t host_acts;         /* of the boundaries of single micro-batches that are not on the device */
     size_t host_grads;        /* of all chunks */
     size_t host_weights;      /* of the streamed layers' chunks, or of all where `weights` places the homes */
-    size_t host_states;       /* of all chunks */
-    int deferred_16th;        /* update_in_backward: the share of the updates left to the next forward */
+    size_t host_states;       /* of the chunks whose states are not on the device */
+    size_t device_states; /* of the own chunks the first so many; their layers are resident beside others */
+    int deferred_16th;    /* update_in_backward: the share of the updates left to the next forward */
 } ot_choice;
 
 /* Slots of one size that are used in turn. */
@@ -94,10 +95,18 @@ static inline int ot_spread(size_t i, size_t k, size_t n)
     return n > 0 && (i + 1) * k / n > i * k / n;
 }
 
+/* States on the device, where nobody has placed them. */
+typedef enum ot_device_states {
+    OT_STATES_AWAY,
+    OT_STATES_LAST,  /* as many as weights and boundaries leave room for */
+    OT_STATES_FIRST, /* as many as there is room for: what the other tiers then hold is the least */
+    OT_STATES_WAYS,
+} ot_device_states;
+
 /* Completes draft->choice, in which prefetch_depth, ring, large_first and deferred_16th are set, so that as
  * much as possible is fast: first what is kept on the device, boundaries before weights with `acts_first`;
  * then what is in host memory. Sets *fits; where it does not, the sums are those of the smallest. */
-ot_status ot_draft_fit_device(ot_draft *draft, int acts_first) OT_MUST_CHECK;
+ot_status ot_draft_fit_device(ot_draft *draft, int acts_first, ot_device_states states) OT_MUST_CHECK;
 ot_status ot_draft_fit_host(ot_draft *draft, int *fits) OT_MUST_CHECK;
 
 /* Whether what lies on host and drives is more than both hold, however it is split: nothing is left to fit. */
@@ -112,6 +121,9 @@ ot_status ot_draft_list(ot_draft *draft, ot_list_kind kind, ot_list *out) OT_MUS
 /* Adds a slot of `bytes` to the layout; *out is its place, -1 without bytes. */
 ot_status ot_draft_add_slot(ot_draft *draft, ot_tier tier, ot_plane plane, uint64_t bytes,
                             int32_t *out) OT_MUST_CHECK;
+
+/* Adds a device place for good. */
+ot_status ot_draft_add_home(ot_draft *draft, ot_plane plane, uint64_t bytes, int32_t *out) OT_MUST_CHECK;
 
 /* The device slots of the weights that are not resident, for each visit, and of the layers' gradients. */
 ot_status ot_draft_place_weights(ot_draft *draft) OT_MUST_CHECK;
@@ -139,6 +151,16 @@ static inline size_t ot_draft_own_chunks(const ot_draft *draft)
 {
     return draft->plan->chunk_count / (size_t)draft->plan->shards;
 }
+
+/* Whether the states of any chunk of a layer are on the device. */
+static inline int ot_draft_layer_on_device(const ot_draft *draft, size_t layer)
+{
+    return draft->plan->layer_chunks[layer] / (uint32_t)draft->plan->shards < draft->choice.device_states;
+}
+
+/* Of the chunks those whose homes of a plane are on host or drives, as the choice says; of weights beside those that lie with
+ * their states, unless `weights` places them all. */
+size_t ot_draft_placed(const ot_draft *draft, ot_plane plane);
 
 /* Of the chunks, those that have the plane. */
 static inline size_t ot_draft_chunks_of(const ot_draft *draft, ot_plane plane)

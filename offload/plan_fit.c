@@ -42,7 +42,13 @@ static ot_status maximise(ot_draft *draft, size_t *knob, size_t most, ot_tier ti
 
 /* ---- device ---- */
 
-ot_status ot_draft_fit_device(ot_draft *draft, int acts_first)
+/* As many chunks' states as the device takes; with each layer's first chunk its weights come to stay. */
+static ot_status fit_device_states(ot_draft *draft)
+{
+    return maximise(draft, &draft->choice.device_states, ot_draft_own_chunks(draft), OT_TIER_DEVICE);
+}
+
+ot_status ot_draft_fit_device(ot_draft *draft, int acts_first, ot_device_states states)
 {
     const ot_plan_request *request = draft->request;
     ot_choice *choice = &draft->choice;
@@ -51,16 +57,25 @@ ot_status ot_draft_fit_device(ot_draft *draft, int acts_first)
     choice->host_acts = choice->host_grads = choice->host_weights = choice->host_states = 0;
     choice->resident_layers = 0;
     choice->device_boundaries = 0;
+    choice->device_states = 0;
+    if (request->inference || request->measured || !ot_is_automatic(request->states))
+        states = OT_STATES_AWAY;
+    if (!request->inference && !ot_is_automatic(request->states) && request->states.tier == OT_TIER_DEVICE)
+        choice->device_states = share_of(request->states, ot_draft_own_chunks(draft));
     if (!weights_free && request->weights.tier == OT_TIER_DEVICE)
         choice->resident_layers = share_of(request->weights, layers);
     if (!acts_free && request->acts.tier == OT_TIER_DEVICE)
         choice->device_boundaries = share_of(request->acts, boundaries);
+    if (states == OT_STATES_FIRST)
+        OT_TRY(fit_device_states(draft));
     if (acts_first && acts_free)
         OT_TRY(maximise(draft, &choice->device_boundaries, boundaries, OT_TIER_DEVICE));
     if (weights_free)
         OT_TRY(maximise(draft, &choice->resident_layers, layers, OT_TIER_DEVICE));
     if (!acts_first && acts_free)
         OT_TRY(maximise(draft, &choice->device_boundaries, boundaries, OT_TIER_DEVICE));
+    if (states == OT_STATES_LAST)
+        OT_TRY(fit_device_states(draft));
     /* Which layers come first makes no difference where all or none are kept. */
     if (choice->resident_layers == 0 || choice->resident_layers == layers)
         choice->large_first = 1;
@@ -83,19 +98,17 @@ static void list_host_knobs(ot_draft *draft, host_knob knobs[HOST_KNOBS])
 {
     const ot_plan_request *request = draft->request;
     ot_choice *choice = &draft->choice;
-    size_t streamed = 0, weights = ot_draft_chunks_of(draft, OT_PLANE_WEIGHT),
-           grads = ot_draft_chunks_of(draft, OT_PLANE_GRAD), own = ot_draft_own_chunks(draft);
-    for (size_t l = 0; l < request->layer_count; l++)
-        streamed += draft->plan->resident[l] < 0 ? ot_draft_layer_weights(draft, l) : 0;
+    size_t weights = ot_draft_placed(draft, OT_PLANE_WEIGHT), grads = ot_draft_placed(draft, OT_PLANE_GRAD),
+           states = ot_draft_placed(draft, OT_PLANE_MASTER);
     size_t acts = (draft->S - 2 - choice->device_boundaries) * draft->M;
     int weights_free = ot_is_automatic(request->weights) || request->weights.tier == OT_TIER_DEVICE;
     knobs[0] = (host_knob){&choice->host_acts, acts, request->acts, ot_is_automatic(request->acts)};
     knobs[1] = (host_knob){&choice->host_grads, grads, request->grads, ot_is_automatic(request->grads)};
-    knobs[2] =
-        (host_knob){&choice->host_weights, weights_free ? streamed : weights, request->weights, weights_free};
-    knobs[3] = (host_knob){&choice->host_states, own, request->states, ot_is_automatic(request->states)};
-    if (!knobs[0].free && request->acts.tier == OT_TIER_DEVICE)
-        knobs[0].placement = (ot_placement){.tier = OT_TIER_HOST, .share = 1};
+    knobs[2] = (host_knob){&choice->host_weights, weights, request->weights, weights_free};
+    knobs[3] = (host_knob){&choice->host_states, states, request->states, ot_is_automatic(request->states)};
+    for (int k = 0; k < HOST_KNOBS; k++) /* what the device does not get */
+        if (!knobs[k].free && knobs[k].placement.tier == OT_TIER_DEVICE)
+            knobs[k].placement = (ot_placement){.tier = OT_TIER_HOST, .share = 1};
 }
 
 static int all_fit(const ot_draft *draft)

@@ -61,7 +61,7 @@ static uint64_t chunk_bytes(const emitter *e, int32_t chunk, ot_plane plane)
     return ot_plane_bytes(e->request, plane, e->plan->chunks[chunk].count);
 }
 
-/* Moves a chunk's plane between host and NVMe. */
+/* Moves a chunk's plane as a whole. */
 static void move_chunk(emitter *e, ot_operation_kind kind, int32_t chunk, ot_plane plane, int32_t from,
                        int32_t to)
 {
@@ -121,8 +121,13 @@ static int32_t bring_to_host(emitter *e, int32_t chunk, ot_plane plane, int read
     if (home == NONE || place_at(e, home)->tier == OT_TIER_HOST)
         return home;
     int32_t slot = next_slot(&e->draft->rings[plane]);
-    if (read)
+    if (read && place_at(e, home)->tier == OT_TIER_NVME)
         move_chunk(e, OT_OP_READ, chunk, plane, home, slot);
+    else if (read) {
+        uint64_t first = plane == OT_PLANE_WEIGHT ? e->plan->chunks[chunk].first : 0;
+        move(e, chunk_operation(e, OT_OP_D2H, chunk), home, slot, ot_plane_bytes(e->request, plane, first),
+             chunk_bytes(e, chunk, plane));
+    }
     return slot;
 }
 
@@ -139,12 +144,15 @@ static int32_t take_home(emitter *e, int32_t chunk, ot_plane plane, int32_t sour
     return host;
 }
 
+/* Takes planes from host slots to their homes; weights whose home is their layer's place are the caller's to send. */
 static void write_back(emitter *e, int32_t chunk, const int32_t places[])
 {
     for (int p = 0; p < STATE_PLANES; p++) {
         int32_t home = e->plan->chunks[chunk].home[p];
-        if (home != NONE && home != places[p])
-            move_chunk(e, OT_OP_WRITE, chunk, (ot_plane)p, places[p], home);
+        if (home == NONE || home == places[p] || home == e->plan->resident[e->plan->chunks[chunk].layer])
+            continue;
+        int on_device = place_at(e, home)->tier == OT_TIER_DEVICE;
+        move_chunk(e, on_device ? OT_OP_H2D : OT_OP_WRITE, chunk, (ot_plane)p, places[p], home);
     }
 }
 
@@ -183,13 +191,46 @@ static void measure_layer(emitter *e, int32_t layer)
             measure(e, (int32_t)(first + (c + all - before) % all), pass);
 }
 
+/* Where this rank's shard of a layer begins. */
+static uint64_t own_first(const emitter *e, int32_t layer)
+{
+    return (uint64_t)e->request->rank * ot_layer_shard(e->request, (size_t)layer);
+}
+
+/* The byte at which a chunk's gradient begins in what its layer's is reduced to. */
+static uint64_t reduced_offset(const emitter *e, int32_t chunk)
+{
+    int32_t layer = e->plan->chunks[chunk].layer;
+    int slice = e->draft->staging[layer] != e->draft->grad32[layer] && !e->plan->whole[OT_PLANE_GRAD];
+    uint64_t first = e->plan->chunks[chunk].first - (slice ? own_first(e, layer) : 0);
+    return ot_plane_bytes(e->request, OT_PLANE_GRAD, first);
+}
+
+/* All of it stays where it is. */
+static void update_on_device(emitter *e, int32_t chunk)
+{
+    ot_operation o = chunk_operation(e, OT_OP_UPDATE, chunk);
+    o.lane = OT_LANE_COMPUTE;
+    o.deferred = e->draft->deferred[chunk];
+    memcpy(o.places, e->plan->chunks[chunk].home, STATE_PLANES * sizeof *o.places);
+    o.places[4] = e->draft->staging[o.layer];
+    o.offset = reduced_offset(e, chunk);
+    o.bytes = update_bytes(e, chunk);
+    ot_builder_add(e->builder, &o);
+}
+
 /* Updates a chunk with the gradient in `grad`, or at home, and sends the new weights to `target`. */
 static void update_chunk(emitter *e, int32_t chunk, int32_t grad, int32_t target)
 {
     int32_t layer = e->plan->chunks[chunk].layer;
+    if (ot_plan_on_device(e->plan, (size_t)chunk)) {
+        update_on_device(e, chunk);
+        return;
+    }
     if (e->request->measured && (uint32_t)chunk == e->plan->layer_chunks[layer])
         measure_layer(e, layer);
     ot_operation o = chunk_operation(e, OT_OP_UPDATE, chunk);
+    o.lane = OT_LANE_CPU;
     o.deferred = grad == NONE;
     for (int p = 0; p < STATE_PLANES; p++)
         o.places[p] = bring_to_host(e, chunk, (ot_plane)p, p != OT_PLANE_WEIGHT || weight_is_read(e));
@@ -401,20 +442,12 @@ static void backward(emitter *e, size_t visit, size_t m)
 
 /* ---- gradients ---- */
 
-/* Where this rank's shard of a layer begins. */
-static uint64_t own_first(const emitter *e, int32_t layer)
-{
-    return (uint64_t)e->request->rank * ot_layer_shard(e->request, (size_t)layer);
-}
-
-/* Takes one reduced chunk to its home or straight into its update. */
+/* Takes one reduced chunk to its home or straight into its update; on the device it is at home. */
 static void return_gradient(emitter *e, int32_t chunk)
 {
-    int32_t layer = e->plan->chunks[chunk].layer, staging = e->draft->staging[layer];
-    int slice = staging != e->draft->grad32[layer] && !e->plan->whole[OT_PLANE_GRAD];
-    uint64_t first = e->plan->chunks[chunk].first - (slice ? own_first(e, layer) : 0);
-    int32_t host =
-        take_home(e, chunk, OT_PLANE_GRAD, staging, ot_plane_bytes(e->request, OT_PLANE_GRAD, first));
+    int32_t layer = e->plan->chunks[chunk].layer, host = NONE;
+    if (!ot_plan_on_device(e->plan, (size_t)chunk))
+        host = take_home(e, chunk, OT_PLANE_GRAD, e->draft->staging[layer], reduced_offset(e, chunk));
     if (e->plan->chunks[chunk].home[OT_PLANE_GRAD] == NONE)
         update_chunk(e, chunk, host, e->plan->resident[layer]);
     if (e->plan->resident[layer] != NONE && is_last_own(e, chunk) && has_chunk(e, layer, 0))

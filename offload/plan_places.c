@@ -47,6 +47,12 @@ ot_status ot_draft_add_slot(ot_draft *draft, ot_tier tier, ot_plane plane, uint6
     return add_place(draft, (ot_place){.tier = tier, .plane = plane, .bytes = bytes, .chunk = NONE}, 0, out);
 }
 
+ot_status ot_draft_add_home(ot_draft *draft, ot_plane plane, uint64_t bytes, int32_t *out)
+{
+    return add_place(draft, (ot_place){.tier = OT_TIER_DEVICE, .plane = plane, .bytes = bytes, .chunk = NONE},
+                     1, out);
+}
+
 static ot_status add_pool(ot_draft *draft, ot_tier tier, ot_plane plane, uint64_t bytes, size_t count,
                           ot_pool *pool)
 {
@@ -60,31 +66,58 @@ static ot_status add_pool(ot_draft *draft, ot_tier tier, ot_plane plane, uint64_
 
 /* ---- what is on the device for good ---- */
 
-/* Small layers come first, as they cost nothing; then the large ones or the usual ones, spread evenly over
- * the model. */
+/* Layers whose states are there; then small ones, as they cost nothing; then the large ones or the usual ones, spread evenly
+ * over the model. */
+static int resident_group(const ot_draft *draft, size_t layer)
+{
+    if (ot_draft_layer_on_device(draft, layer))
+        return 0;
+    if (draft->small[layer])
+        return 1;
+    return draft->large[layer] == draft->choice.large_first ? 2 : 3;
+}
+
+enum { RESIDENT_GROUPS = 4 };
+
 static ot_status place_resident(ot_draft *draft)
 {
     const ot_plan_request *request = draft->request;
-    size_t groups[3] = {0}, taken[3], left = draft->choice.resident_layers;
-    int usual = draft->choice.large_first ? 2 : 1, large = draft->choice.large_first ? 1 : 2;
+    size_t groups[RESIDENT_GROUPS] = {0}, taken[RESIDENT_GROUPS], left = draft->choice.resident_layers;
     for (size_t l = 0; l < request->layer_count; l++)
-        groups[draft->small[l] ? 0 : draft->large[l] ? large : usual]++;
-    for (int g = 0; g < 3; g++) {
+        groups[resident_group(draft, l)]++;
+    left = left > groups[0] ? left : groups[0];
+    for (int g = 0; g < RESIDENT_GROUPS; g++) {
         taken[g] = left < groups[g] ? left : groups[g];
         left -= taken[g];
     }
-    size_t seen[3] = {0};
+    size_t seen[RESIDENT_GROUPS] = {0};
     for (size_t l = 0; l < request->layer_count; l++) {
-        int g = draft->small[l] ? 0 : draft->large[l] ? large : usual;
+        int g = resident_group(draft, l);
         draft->plan->resident[l] = NONE;
-        if (!ot_spread(seen[g]++, taken[g], groups[g]))
-            continue;
-        ot_place place = {.tier = OT_TIER_DEVICE,
-                          .plane = OT_PLANE_WEIGHT,
-                          .bytes = ot_plane_bytes(request, OT_PLANE_WEIGHT, ot_layer_whole(request, l)),
-                          .chunk = NONE};
-        OT_TRY(add_place(draft, place, 1, &draft->plan->resident[l]));
+        if (ot_spread(seen[g]++, taken[g], groups[g]))
+            OT_TRY(ot_draft_add_home(draft, OT_PLANE_WEIGHT,
+                                     ot_plane_bytes(request, OT_PLANE_WEIGHT, ot_layer_whole(request, l)),
+                                     &draft->plan->resident[l]));
     }
+    return OT_OK;
+}
+
+/* Masters and moments of the first own chunks. */
+static ot_status place_device_states(ot_draft *draft)
+{
+    ot_plan *plan = draft->plan;
+    plan->device_chunks = draft->choice.device_states;
+    for (size_t c = 0; c < plan->chunk_count && (plan->chunks[c].copy || ot_plan_on_device(plan, c)); c++)
+        for (int p = OT_PLANE_MASTER; p <= OT_PLANE_MOMENT2 && !plan->chunks[c].copy; p++) {
+            ot_place place = {.tier = OT_TIER_DEVICE,
+                              .plane = (ot_plane)p,
+                              .bytes = ot_plane_bytes(draft->request, (ot_plane)p, plan->chunks[c].count),
+                              .chunk = (int32_t)c};
+            if (place.bytes == 0 || draft->counting)
+                count_places(draft, OT_TIER_DEVICE, (ot_plane)p, place.bytes, 1, 1);
+            else
+                OT_TRY(add_place(draft, place, 1, &plan->chunks[c].home[p]));
+        }
     return OT_OK;
 }
 
@@ -112,20 +145,44 @@ typedef struct home_walk {
     spread_walk deferred[OT_TIERS]; /* so that what is deferred comes from both tiers alike */
 } home_walk;
 
-static home_walk start_homes(ot_draft *draft)
+static int weights_forced(const ot_draft *draft)
+{
+    const ot_placement weights = draft->request->weights;
+    return !ot_is_automatic(weights) && weights.tier != OT_TIER_DEVICE;
+}
+
+static size_t placed_weights(const ot_draft *draft)
 {
     const ot_plan *plan = draft->plan;
-    const ot_plan_request *request = draft->request;
+    size_t count = 0;
+    for (size_t l = 0; l < draft->request->layer_count; l++) {
+        size_t before = plan->layer_chunks[l] / (uint32_t)plan->shards,
+               own = ot_plan_own_end(plan, l) - plan->layer_chunks[l], away = draft->choice.device_states;
+        away = away <= before ? own : away < before + own ? before + own - away : 0;
+        count += plan->resident[l] == NONE ? ot_draft_layer_weights(draft, l)
+                 : weights_forced(draft)   ? away
+                                           : 0;
+    }
+    return count;
+}
+
+size_t ot_draft_placed(const ot_draft *draft, ot_plane plane)
+{
+    size_t device = draft->choice.device_states;
+    if (plane == OT_PLANE_WEIGHT)
+        return placed_weights(draft);
+    return ot_draft_chunks_of(draft, plane) -
+           device * (size_t)(draft->plan->whole[plane] ? draft->plan->shards : 1);
+}
+
+static home_walk start_homes(ot_draft *draft)
+{
     const ot_choice *choice = &draft->choice;
-    size_t streamed = 0, weights = ot_draft_chunks_of(draft, OT_PLANE_WEIGHT);
-    int forced = !ot_is_automatic(request->weights) && request->weights.tier != OT_TIER_DEVICE;
-    for (size_t l = 0; l < request->layer_count; l++)
-        streamed += plan->resident[l] == NONE ? ot_draft_layer_weights(draft, l) : 0;
     home_walk walk = {.draft = draft,
-                      .weights_forced = forced,
-                      .states = {choice->host_states, ot_draft_own_chunks(draft), 0},
-                      .weights = {choice->host_weights, forced ? weights : streamed, 0},
-                      .grads = {choice->host_grads, ot_draft_chunks_of(draft, OT_PLANE_GRAD), 0}};
+                      .weights_forced = weights_forced(draft),
+                      .states = {choice->host_states, ot_draft_placed(draft, OT_PLANE_MASTER), 0},
+                      .weights = {choice->host_weights, ot_draft_placed(draft, OT_PLANE_WEIGHT), 0},
+                      .grads = {choice->host_grads, ot_draft_placed(draft, OT_PLANE_GRAD), 0}};
     for (int tier = 0; tier < OT_TIERS; tier++)
         walk.deferred[tier] = (spread_walk){(size_t)choice->deferred_16th, 16, 0};
     return walk;
@@ -160,6 +217,31 @@ static void next_homes(home_walk *walk, size_t c, ot_tier tiers[OT_PLANE_GRAD + 
                          (!in_backward || (!chunk->copy && next_chosen(&walk->deferred[states])));
 }
 
+/* A chunk whose states are on the device: weights lie in their layer's place, and nothing passes through the rings but for a
+ * load or a save. */
+static void leave_on_device(ot_draft *draft, size_t c)
+{
+    ot_chunk *chunk = &draft->plan->chunks[c];
+    draft->deferred[c] = !draft->request->update_in_backward;
+    draft->plan->deferred_chunks += draft->deferred[c] && !chunk->copy;
+    for (int p = OT_PLANE_WEIGHT; p <= OT_PLANE_MOMENT2; p++) {
+        uint64_t bytes = chunk->copy ? 0 : ot_plane_bytes(draft->request, (ot_plane)p, chunk->count);
+        draft->ring_bytes[p] = bytes > draft->ring_bytes[p] ? bytes : draft->ring_bytes[p];
+    }
+    for (int p = OT_PLANE_WEIGHT; p <= OT_PLANE_GRAD && !draft->counting; p++)
+        chunk->home[p] = p == OT_PLANE_WEIGHT && !chunk->copy ? draft->plan->resident[chunk->layer] : NONE;
+}
+
+/* What waits on the device for its update. */
+static void find_device_grads(ot_draft *draft)
+{
+    ot_plan *plan = draft->plan;
+    for (size_t c = 0; c < plan->chunk_count; c++)
+        if (ot_plan_on_device(plan, c) && draft->deferred[c] &&
+            (!plan->chunks[c].copy || plan->whole[OT_PLANE_GRAD]))
+            plan->chunks[c].home[OT_PLANE_GRAD] = draft->staging[plan->chunks[c].layer];
+}
+
 static ot_status place_homes(ot_draft *draft)
 {
     ot_plan *plan = draft->plan;
@@ -172,6 +254,10 @@ static ot_status place_homes(ot_draft *draft)
     for (size_t c = 0; c < plan->chunk_count; c++) {
         ot_chunk *chunk = &plan->chunks[c];
         ot_tier tiers[OT_PLANE_GRAD + 1];
+        if (ot_plan_on_device(plan, c)) {
+            leave_on_device(draft, c);
+            continue;
+        }
         next_homes(&walk, c, tiers);
         plan->deferred_chunks += draft->deferred[c] && !chunk->copy;
         for (int p = OT_PLANE_WEIGHT; p <= OT_PLANE_GRAD; p++) {
@@ -283,18 +369,22 @@ static ot_status place_device_slots(ot_draft *draft)
 /* Whether gradients meet their update inside backward, in slots alone. */
 static int updates_in_backward(const ot_draft *draft)
 {
-    return draft->request->update_in_backward && draft->plan->deferred_chunks < ot_draft_own_chunks(draft);
+    return draft->request->update_in_backward &&
+           draft->plan->deferred_chunks < ot_draft_placed(draft, OT_PLANE_MASTER);
 }
 
 /* `ring` slots between NVMe and the other lanes, but no more than what they stand for would fill; twice as many for
- * gradients that meet their update inside backward. */
+ * gradients that meet their update inside backward. Two are enough for what passes only in a load or a save. */
 static size_t ring_slots(const ot_draft *draft, ot_plane plane, uint64_t slot_bytes)
 {
-    size_t ring = (size_t)draft->choice.ring, n = ot_draft_own_chunks(draft);
+    size_t ring = (size_t)draft->choice.ring, n = ot_draft_placed(draft, OT_PLANE_MASTER);
+    size_t passing = plane <= OT_PLANE_MOMENT2 && slot_bytes > 0 ? draft->plan->device_chunks : 0;
     if (plane == OT_PLANE_GRAD && updates_in_backward(draft))
         return 2 * ring < n ? 2 * ring : n;
     uint64_t most = slot_bytes > 0 ? draft->plan->plane_bytes[OT_TIER_NVME][plane] / slot_bytes : 0;
-    return most < ring ? (size_t)most : ring;
+    size_t slots = most < ring ? (size_t)most : ring;
+    passing = passing < 2 ? passing : 2;
+    return slots > passing ? slots : passing;
 }
 
 static ot_status place_host_slots(ot_draft *draft)
@@ -335,6 +425,7 @@ ot_status ot_draft_count_device(ot_draft *draft)
     forget(draft, OT_TIER_DEVICE);
     draft->plan->place_count = 0;
     OT_TRY(place_resident(draft));
+    OT_TRY(place_device_states(draft));
     count_acts(draft, 1);
     OT_TRY(place_device_slots(draft));
     add_fixed(draft, OT_TIER_DEVICE, draft->request->device_fixed_bytes);
@@ -364,10 +455,13 @@ ot_status ot_draft_layout(ot_draft *draft)
     for (int tier = 0; tier < OT_TIERS; tier++)
         forget(draft, (ot_tier)tier);
     OT_TRY(place_resident(draft));
+    draft->plan->device_chunks = draft->choice.device_states;
     OT_TRY(place_homes(draft));
+    OT_TRY(place_device_states(draft));
     OT_TRY(place_boundaries(draft));
     OT_TRY(place_kept(draft));
     OT_TRY(place_device_slots(draft));
+    find_device_grads(draft);
     OT_TRY(place_host_slots(draft));
     for (int tier = 0; tier < OT_TIERS; tier++)
         add_fixed(draft, (ot_tier)tier, fixed[tier]);

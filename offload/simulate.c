@@ -6,8 +6,10 @@
 double ot_operation_seconds(const ot_operation *operation, const ot_rates *rates)
 {
     double rate = rates->lane[operation->lane];
-    double work = operation->lane == OT_LANE_COMPUTE ? operation->flops : (double)operation->bytes;
-    return rates->lane_latency_s[operation->lane] + (rate > 0 ? work / rate : 0);
+    int computes = operation->lane == OT_LANE_COMPUTE;
+    double work = computes ? operation->flops : (double)operation->bytes, memory = rates->device_memory;
+    return rates->lane_latency_s[operation->lane] + (rate > 0 ? work / rate : 0) +
+           (computes && memory > 0 ? (double)operation->bytes / memory : 0);
 }
 
 /* A run of the list: where each lane stands, and when it is free. */

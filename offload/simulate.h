@@ -20,8 +20,8 @@ typedef struct ot_timeline {
 ot_status ot_simulate(const ot_list *list, const ot_rates *rates, double *ends,
                       ot_timeline *out) OT_MUST_CHECK;
 
-/* Seconds one operation occupies its lane: its latency and its bytes, or flops, at the lane's rate; a rate of
- * 0 is one without limit. */
+/* Seconds one operation occupies its lane: its latency and its bytes, or flops, at the lane's rate, on the compute lane also
+ * its bytes at the device memory's; a rate of 0 is one without limit. */
 double ot_operation_seconds(const ot_operation *operation, const ot_rates *rates);
 
 #endif

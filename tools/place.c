@@ -47,12 +47,14 @@ static ot_status parse_share(const char *entry, const char *text, double *share)
     return OT_OK;
 }
 
-/* What the plan takes: weights anywhere, acts anywhere, states and grads not on the device. */
+/* What the plan takes: gradients are with their states on the device, but not without them. */
 static ot_status check_tier(const char *entry, int plane, int tier)
 {
-    if (tier == OT_TIER_DEVICE && (plane == 1 || plane == 2))
-        return ot_fail(OT_ERR_USAGE, "--place %s: %s are updated on the host; write host or nvme", entry,
-                       plane_words[plane]);
+    if (tier == OT_TIER_DEVICE && plane == 2)
+        return ot_fail(
+            OT_ERR_USAGE,
+            "--place %s: gradients stay on the device where states=device; write host or nvme for the others",
+            entry);
     return OT_OK;
 }
 

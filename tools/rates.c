@@ -11,9 +11,9 @@
 
 /* Peak figures of the makers' data sheets times what large products reach of them. */
 static const ot_card cards[] = {
-    {"rtx3080", 10, 52, 25, 25},  {"rtx3090", 24, 62.5, 30, 25}, {"rtx4080", 16, 86, 41, 25},
-    {"rtx4090", 24, 145, 70, 25}, {"rtx5080", 16, 96, 48, 50},   {"rtx5090", 32, 178, 89, 50},
-    {"a100", 80, 265, 17, 25},    {"h100", 80, 700, 55, 50},     {"h200", 141, 700, 55, 50},
+    {"rtx3080", 10, 52, 25, 25, 680},  {"rtx3090", 24, 62.5, 30, 25, 840}, {"rtx4080", 16, 86, 41, 25, 640},
+    {"rtx4090", 24, 145, 70, 25, 900}, {"rtx5080", 16, 96, 48, 50, 860},   {"rtx5090", 32, 178, 89, 50, 1600},
+    {"a100", 80, 265, 17, 25, 1800},   {"h100", 80, 700, 55, 50, 3000},    {"h200", 141, 700, 55, 50, 4300},
 };
 enum { CARDS = sizeof cards / sizeof *cards };
 
@@ -56,6 +56,7 @@ void ot_rates_of_card(const ot_card *card, ot_dtype dtype, ot_rates *out)
     out->lane[OT_LANE_H2D] = out->lane[OT_LANE_D2H] = card->pcie_gbs * 1e9;
     out->lane[OT_LANE_COLLECTIVE] = card->pcie_gbs * 1e9;
     out->lane[OT_LANE_CPU] = host_memory_rate;
+    out->device_memory = card->memory_gbs * 1e9;
     out->lane[OT_LANE_NVME_READ] = drive_read_rate;
     out->lane[OT_LANE_NVME_WRITE] = drive_write_rate;
     set_latencies(out, 20e-6);
@@ -63,7 +64,9 @@ void ot_rates_of_card(const ot_card *card, ot_dtype dtype, ot_rates *out)
 
 /* ---- measuring ---- */
 
-enum { RUNS = 4, COPY_BYTES = 16 << 20, UPDATE_COUNT = 1 << 20 };
+/* DEVICE_UPDATE_COUNT: more than a card's caches hold. */
+enum { RUNS = 4, COPY_BYTES = 16 << 20, UPDATE_COUNT = 1 << 20, DEVICE_UPDATE_COUNT = 6 << 20 };
+enum { UPDATE_BYTES = 16 /* of a parameter */, UPDATE_MOVES = 28 };
 
 /* The shortest of several runs, in seconds: the first one warms up. */
 typedef void enqueue(void *context, ot_stream *stream);
@@ -159,7 +162,6 @@ static ot_status measure_copies(ot_device *device, ot_stream *stream, void *host
 
 typedef struct update {
     const ot_kernels *kernels;
-    ot_update_step step;
     ot_update args;
 } update;
 
@@ -169,36 +171,65 @@ static void enqueue_update(void *context, ot_stream *stream)
     u->kernels->update(stream, &u->args);
 }
 
-/* AdamW in FP32 with 16-bit gradients and weights: 28 bytes a parameter pass through memory. */
-static ot_status measure_update(ot_device *cpu, unsigned char *host, double *rate)
+static const ot_update_step some_step = {.grad_scale = 1, .lr = 1e-3f, .bias1 = 1, .bias2 = 1};
+
+/* AdamW in FP32 with 16-bit gradients and weights, all of them in `memory`, for n parameters: 28 bytes of each pass through it. */
+static ot_status measure_update(ot_stream *stream, unsigned char *memory, size_t n,
+                                const ot_update_step *step, double *rate)
 {
-    enum { WIDTH = 28 };
-    ot_stream *stream;
-    const ot_stream_options options = {.kind = OT_STREAM_UPDATE, .name = "measurement"};
-    OT_TRY(ot_stream_open(cpu, &options, &stream));
     update u = {
-        .kernels = ot_device_kernels(cpu),
-        .step = {.grad_scale = 1, .lr = 1e-3f, .bias1 = 1, .bias2 = 1},
+        .kernels = ot_device_kernels(ot_stream_device(stream)),
         .args = {.kind = OT_OPTIMIZER_ADAMW,
-                 .n = UPDATE_COUNT,
+                 .n = n,
                  .beta1 = 0.9f,
                  .beta2 = 0.999f,
                  .eps = 1e-8f,
                  .grad_dtype = OT_BF16,
                  .master_format = OT_MASTER_FP32,
-                 .weight_dtype = OT_BF16},
+                 .weight_dtype = OT_BF16,
+                 .step = step,
+                 .master = memory,
+                 .moment1 = memory + n * 4,
+                 .moment2 = memory + n * 8,
+                 .grad = memory + n * 12,
+                 .weight = memory + n * 14},
     };
-    u.args.step = &u.step;
-    u.args.master = host;
-    u.args.moment1 = host + (size_t)UPDATE_COUNT * 4;
-    u.args.moment2 = host + (size_t)UPDATE_COUNT * 8;
-    u.args.grad = host + (size_t)UPDATE_COUNT * 12;
-    u.args.weight = host + (size_t)UPDATE_COUNT * 14;
     double seconds;
-    ot_status status = fastest(enqueue_update, &u, stream, &seconds);
+    OT_TRY(fastest(enqueue_update, &u, stream, &seconds));
+    *rate = (double)n * UPDATE_MOVES / seconds;
+    return OT_OK;
+}
+
+static ot_status measure_cpu_update(ot_device *cpu, unsigned char *host, double *rate)
+{
+    ot_stream *stream;
+    const ot_stream_options options = {.kind = OT_STREAM_UPDATE, .name = "measurement"};
+    OT_TRY(ot_stream_open(cpu, &options, &stream));
+    ot_status status = measure_update(stream, host, UPDATE_COUNT, &some_step, rate);
     ot_stream_close(stream);
-    *rate = (double)UPDATE_COUNT * WIDTH / seconds;
     return status;
+}
+
+static ot_status measure_device_update(ot_device *device, ot_stream *stream, double *rate)
+{
+    const size_t bytes = (size_t)DEVICE_UPDATE_COUNT * UPDATE_BYTES;
+    void *base;
+    OT_TRY(ot_device_arena_open(device, "measurement", bytes + sizeof some_step, &base));
+    unsigned char *step = (unsigned char *)base + bytes;
+    ot_copy_h2d(stream, step, &some_step, sizeof some_step);
+    ot_status status =
+        measure_update(stream, base, DEVICE_UPDATE_COUNT, (const ot_update_step *)(const void *)step, rate);
+    ot_device_arena_close(device, base);
+    return status;
+}
+
+/* Where the device is the CPU its memory is the host's. */
+static ot_status measure_updates(ot_device *device, ot_device *cpu, ot_stream *stream, unsigned char *host,
+                                 ot_rates *out)
+{
+    OT_TRY(measure_cpu_update(cpu, host, &out->lane[OT_LANE_CPU]));
+    out->device_memory = out->lane[OT_LANE_CPU];
+    return device != cpu ? measure_device_update(device, stream, &out->device_memory) : OT_OK;
 }
 
 static ot_status measure_lanes(ot_device *device, ot_device *cpu, ot_dtype dtype, unsigned char *host,
@@ -211,7 +242,7 @@ static ot_status measure_lanes(ot_device *device, ot_device *cpu, ot_dtype dtype
     if (status == OT_OK)
         status = measure_copies(device, stream, host, out);
     if (status == OT_OK)
-        status = measure_update(cpu, host, &out->lane[OT_LANE_CPU]);
+        status = measure_updates(device, cpu, stream, host, out);
     ot_stream_close(stream);
     return status;
 }

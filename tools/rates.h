@@ -12,6 +12,7 @@ typedef struct ot_card {
     double gibibytes;
     double tflops, fp32_tflops; /* 16-bit factors with FP32 sums; FP32 */
     double pcie_gbs;            /* each way */
+    double memory_gbs;          /* of its own memory, by kernels that do nothing but move */
 } ot_card;
 
 /* OT_ERR_USAGE with the nearest name for an unknown one. */
@@ -20,7 +21,7 @@ ot_status ot_card_find(const char *name, const ot_card **out) OT_MUST_CHECK;
 /* Typical rates of a workstation with this card. */
 void ot_rates_of_card(const ot_card *card, ot_dtype dtype, ot_rates *out);
 
-/* Measures matrix products in `dtype` and copies on the device, and the optimizer on the CPU, within a fraction of a second. The
+/* Measures matrix products in `dtype` and copies on the device, and the optimizer there and on the CPU, within a fraction of a second. The
  * drive's rate is a typical one. Takes up to 100 MB of device memory and gives it back. */
 ot_status ot_rates_measure(ot_device *device, ot_dtype dtype, int threads, ot_rates *out) OT_MUST_CHECK;
 

@@ -268,7 +268,7 @@ static void suggest_speed(const ot_job *job, ot_suggestions *out)
         break;
     case OT_LANE_CPU:
         add(out,
-            "a larger --global-batch-size, more --threads, or --state-dtype bf16: the optimizer is the slowest lane");
+            "a larger --global-batch-size, more --gpu-mem or --threads, or --state-dtype bf16: the CPU optimizer is the slowest lane");
         break;
     default:
         break; /* compute: nothing moves that does not hide behind it */

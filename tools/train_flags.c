@@ -100,7 +100,7 @@ static const ot_option options[] = {
     LIST("nvme", nvme, "DIR…",
          "folders for what memory does not hold, one a drive; without them the output folder"),
     LIST("place", place, "PLANE=TIER…",
-         "weights, states, grads, acts on device, host, nvme or auto, with a share: states=host:40%"),
+         "weights, states, grads, acts on device, host, nvme or auto, with a share: states=device:40%"),
     NUMBER(INT, "prefetch-depth", prefetch_depth, "N", "auto", "auto", "layers fetched ahead", NULL),
     NUMBER(INT, "io-depth", io_depth, "N", "auto", "auto", "requests in flight for each drive and direction",
            NULL),

@@ -189,6 +189,8 @@ static void it_learns_what_the_cpu_device_learns(void **state)
     ot_model_close(model);
 }
 
+static const ot_placement half_device = {0, OT_TIER_DEVICE, 0.5}, on_device = {0, OT_TIER_DEVICE, 1};
+
 /* Everything on the host, so that all of it moves in each step. */
 static ot_training moving(const ot_model *model)
 {
@@ -204,14 +206,54 @@ static void a_step_waits_at_its_end_only(void **state)
     ot_model *model = open_model();
     fakecuda_configure(&(fakecuda_options){.seed = 5, .threads = FIRST_MODE});
     ot_training training = moving(model);
-    outcome out;
-    train(&training, FIRST_MODE == 1 ? 2 : 3, &out);
-    assert_in_range(out.host_syncs, 1, CLOCK_TRIES + DEVICE_STREAMS); /* of hundreds of operations */
+    outcome out[2];
+    for (int device = 0; device < 2; device++) {
+        if (device)
+            training.states = half_device;
+        train(&training, FIRST_MODE == 1 ? 2 : 3, &out[device]);
+        assert_in_range(out[device].host_syncs, 1,
+                        CLOCK_TRIES + DEVICE_STREAMS); /* of hundreds of operations */
+    }
+    assert_int_equal(out[1].hash, out[0].hash);
     fakecuda_counters counted = fakecuda_count();
     assert_int_equal(counted.pageable_copies, 0);
     assert_int_equal(counted.refused, 0);
     assert_int_equal(counted.pinned_bytes, 0); /* given back */
     assert_true(counted.h2d_bytes > 0 && counted.d2h_bytes > 0 && counted.products > 0);
+    ot_model_close(model);
+}
+
+/* With all states on the device nothing crosses in a step but its data and the update's numbers, and loss and sums; and the update
+ * there gives the CPU's bytes. */
+static void states_on_the_device_stay_there(void **state)
+{
+    (void)state;
+    if (FIRST_MODE == 1)
+        skip();
+    enum { STEPS = 3 };
+    ot_model *model = open_model();
+    for (int in_backward = 0; in_backward < 2; in_backward++) {
+        ot_training training = moving(model);
+        outcome host, device;
+        uint64_t up[2], down[2];
+        training.max_grad_norm = in_backward ? 0 : 1;
+        fakecuda_configure(&(fakecuda_options){.seed = 8, .threads = FIRST_MODE});
+        train(&training, STEPS, &host);
+        training.weights = training.states = training.acts = (ot_placement){0, OT_TIER_DEVICE, 1};
+        for (int more = 0; more < 2; more++) {
+            fakecuda_configure(&(fakecuda_options){.seed = 9, .threads = FIRST_MODE});
+            train(&training, STEPS - 1 + more, &device);
+            up[more] = fakecuda_count().h2d_bytes;
+            down[more] = fakecuda_count().d2h_bytes;
+        }
+        assert_int_equal(device.hash, host.hash);
+        assert_memory_equal(device.loss, host.loss, STEPS * sizeof host.loss[0]);
+        uint64_t sums = 0;
+        for (size_t l = 0; l < model->layer_count; l++)
+            sums += (model->layers[l].params + OT_SUM_BLOCK - 1) / OT_SUM_BLOCK * sizeof(double);
+        assert_int_equal(up[1] - up[0], 4 * T * SEQUENCES * sizeof(int32_t) + 2 * sizeof(ot_update_step));
+        assert_int_equal(down[1] - down[0], sums + sizeof(double));
+    }
     ot_model_close(model);
 }
 
@@ -275,14 +317,14 @@ static void a_run_goes_near_its_card(void **state)
     tree_close(root);
 }
 
-/* k + j steps are k, and j in another placement, after another order of the device's work. */
+/* k + j steps are k, and j in another placement, after another order of the device's work: with states on the device after the
+ * host, and on the host after the device. */
 static void resuming_elsewhere_changes_nothing(void **state)
 {
     (void)state;
     if (FIRST_MODE == 1)
         skip();
     enum { K = 2, END = 4, WAYS = 2 };
-    static const ot_placement half = {0, OT_TIER_DEVICE, 0.5}, device = {0, OT_TIER_DEVICE, 1};
     ot_model *model = open_model();
     kept_run whole = {.planes = malloc(STATES_MAX)}, parts = {.planes = malloc(STATES_MAX)};
     assert_true(whole.planes != NULL && parts.planes != NULL);
@@ -291,14 +333,14 @@ static void resuming_elsewhere_changes_nothing(void **state)
         ot_training training = moving(model), elsewhere;
         training.dtype = training.grad_dtype = way ? OT_FP16 : OT_BF16; /* with a dynamic scale */
         elsewhere = training;
-        elsewhere.weights = way ? half : device;
-        elsewhere.acts = device;
+        elsewhere.weights = elsewhere.states = way ? half_device : on_device;
+        elsewhere.acts = on_device;
         fakecuda_configure(&(fakecuda_options){.seed = 1});
         train_part(training, 0, END, &whole, &first);
         fakecuda_configure(&(fakecuda_options){.seed = 2 + (uint64_t)way, .threads = !way});
-        train_part(training, 0, K, &parts, &other);
+        train_part(way ? elsewhere : training, 0, K, &parts, &other);
         fakecuda_configure(&(fakecuda_options){.seed = 12 + (uint64_t)way, .threads = way});
-        train_part(elsewhere, K, END, &parts, &other);
+        train_part(way ? training : elsewhere, K, END, &parts, &other);
         assert_memory_equal(other.loss, first.loss, END * sizeof first.loss[0]);
         assert_int_equal(parts.bytes, whole.bytes);
         assert_memory_equal(parts.planes, whole.planes, whole.bytes);
@@ -356,6 +398,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(it_learns_what_the_cpu_device_learns),
         cmocka_unit_test(a_step_waits_at_its_end_only),
+        cmocka_unit_test(states_on_the_device_stay_there),
         cmocka_unit_test(a_run_that_cannot_pin_gives_the_same),
         cmocka_unit_test(a_run_goes_near_its_card),
         cmocka_unit_test(resuming_elsewhere_changes_nothing),

@@ -169,7 +169,10 @@ static void place(ot_training *t, int which)
                        nvme = {0, OT_TIER_NVME, 1}, half = {0, OT_TIER_DEVICE, 0.5},
                        mostly_host = {0, OT_TIER_HOST, 0.6};
     t->weights = which == 1 ? device : which == 2 ? half : nvme;
-    t->states = which == 2 ? mostly_host : which == 1 ? host : nvme;
+    t->states = which >= 4   ? (which == 4 ? device : half)
+                : which == 2 ? mostly_host
+                : which == 1 ? host
+                             : nvme;
     t->grads = which == 3 ? nvme : host;
     t->acts = which == 1 ? device : which == 2 ? host : nvme;
     t->prefetch_depth = which;
@@ -180,7 +183,7 @@ static void place(ot_training *t, int which)
 static void placement_changes_nothing(void **state)
 {
     (void)state;
-    enum { PLACEMENTS = 4 };
+    enum { PLACEMENTS = 6 };
     for (int ranks = 2; ranks <= RANKS; ranks++) {
         ot_model *model = open_model(ranks % 2);
         job j = {.training = training_for(model, "cuda", ranks == 3 ? OT_FP32 : OT_BF16), .steps = 3};

@@ -233,9 +233,9 @@ static void ranks_without_data_take_part(void **state)
 
 static const ot_placement on_device = {0, OT_TIER_DEVICE, 1}, on_host = {0, OT_TIER_HOST, 1},
                           on_nvme = {0, OT_TIER_NVME, 1}, mostly_host = {0, OT_TIER_HOST, 0.6},
-                          any = {1, 0, 0};
+                          half_device = {0, OT_TIER_DEVICE, 0.5}, any = {1, 0, 0};
 
-enum { PLACEMENTS = 6 };
+enum { PLACEMENTS = 8 };
 
 static void place(ot_training *t, int which)
 {
@@ -247,11 +247,15 @@ static void place(ot_training *t, int which)
         {on_host, on_host, on_host, on_host},
         {on_nvme, on_nvme, on_nvme, on_nvme},
         {on_host, mostly_host, on_nvme, on_host},
-        {{0, OT_TIER_DEVICE, 0.5}, mostly_host, on_host, on_host},
+        {half_device, mostly_host, on_host, on_host},
+        {on_device, on_device, any, on_device},
+        {on_host, half_device, on_nvme, on_host},
     };
-    static const int depths[PLACEMENTS] = {0, 1, 2, 1, 3, 2};
+    static const int depths[PLACEMENTS] = {0, 1, 2, 1, 3, 2, 1, 2};
     t->weights = all[which].weights;
     t->states = all[which].states;
+    if (t->optimizer == OT_OPTIMIZER_ADAFACTOR && t->states.tier == OT_TIER_DEVICE)
+        t->states = on_host; /* the device does not update them */
     t->grads = all[which].grads;
     t->acts = all[which].acts;
     t->prefetch_depth = depths[which];

@@ -114,6 +114,22 @@ static void expect_truth(const ot_trainer *trainer, const ot_step_result *result
     }
 }
 
+/* States placed on the device are there; and where all are, a step sends its data, brings its sums and moves nothing else. */
+static void expect_states_on_device(const ot_training *t, const ot_plan *plan, const ot_step_result *result)
+{
+    if (t->states.automatic || t->states.tier != OT_TIER_DEVICE)
+        return;
+    assert_int_equal(plan->device_chunks, (size_t)(t->states.share * (double)plan->chunk_count + 0.5));
+    if (plan->device_chunks < plan->chunk_count || t->acts.tier != OT_TIER_DEVICE)
+        return;
+    uint64_t sums = 0;
+    for (size_t l = 0; l < t->model->layer_count; l++)
+        sums += (t->model->layers[l].params + OT_SUM_BLOCK - 1) / OT_SUM_BLOCK * sizeof(double);
+    assert_int_equal(result->stats.bytes[OT_LANE_H2D], 4 * T * SEQUENCES * sizeof(int32_t));
+    assert_int_equal(result->stats.bytes[OT_LANE_D2H], sums);
+    assert_int_equal(result->stats.bytes[OT_LANE_CPU], 0);
+}
+
 static void run(const ot_training *training, double lr, outcome *out)
 {
     ot_dataset *data;
@@ -131,6 +147,7 @@ static void run(const ot_training *training, double lr, outcome *out)
         out->loss[step] = result.loss;
         out->grad_norm[step] = result.grad_norm;
         expect_truth(trainer, &result, step == 0);
+        expect_states_on_device(training, ot_trainer_plan(trainer), &result);
     }
     assert_int_equal(ot_trainer_hash(trainer, &out->hash), OT_OK);
     ot_trainer_close(trainer);
@@ -141,7 +158,7 @@ static void run(const ot_training *training, double lr, outcome *out)
 
 static const ot_placement on_device = {0, OT_TIER_DEVICE, 1}, on_host = {0, OT_TIER_HOST, 1},
                           on_nvme = {0, OT_TIER_NVME, 1}, mostly_host = {0, OT_TIER_HOST, 0.6},
-                          any = {1, 0, 0};
+                          half_device = {0, OT_TIER_DEVICE, 0.5}, any = {1, 0, 0};
 
 static void place(ot_training *t, int which)
 {
@@ -155,17 +172,21 @@ static void place(ot_training *t, int which)
         {on_nvme, on_nvme, on_nvme, on_nvme},
         {on_host, mostly_host, on_nvme, on_host},
         {on_host, on_nvme, on_host, on_nvme},
-        {(ot_placement){0, OT_TIER_DEVICE, 0.5}, mostly_host, on_host, on_host},
+        {half_device, mostly_host, on_host, on_host},
+        {on_device, on_device, any, on_device},
+        {on_host, half_device, on_nvme, on_host},
     };
     t->weights = all[which].weights;
     t->states = all[which].states;
+    if (t->optimizer == OT_OPTIMIZER_ADAFACTOR && t->states.tier == OT_TIER_DEVICE)
+        t->states = on_host; /* the device does not update them */
     t->grads = all[which].grads;
     t->acts = all[which].acts;
 }
 
-enum { PLACEMENTS = 8, VARIANTS = 6 };
+enum { PLACEMENTS = 10, VARIANTS = 6 };
 
-/* Six ways to execute each of eight placements: 48 combinations. */
+/* Six ways to execute each of ten placements: 60 combinations. */
 static void vary(ot_training *t, int variant)
 {
     static const int threads[VARIANTS] = {2, 1, 3, 2, 1, 2}, depth[VARIANTS] = {0, 1, 2, 1, 3, 2};

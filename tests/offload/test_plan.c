@@ -318,7 +318,7 @@ static void ranks_share_the_states(void **state)
         machine_4090(&m, 1000, 0);
         m.request.ranks = ranks;
         m.request.zero = zero;
-        m.request.weights = (ot_placement){.tier = OT_TIER_HOST, .share = 1};
+        m.request.weights = m.request.states = (ot_placement){.tier = OT_TIER_HOST, .share = 1};
         if (!split) {
             m.request.weight_dtype = m.request.grad_dtype = OT_FP16;
             m.request.master_format = OT_MASTER_FP32;
@@ -359,6 +359,8 @@ static void serial_lists_are_the_same(void **state)
         m.request.prefetch_depth = 1 + (int)(seed % 3);
         m.request.weights.share = 1;
         m.request.update_in_backward = 0;
+        if (m.request.states.automatic)
+            m.request.states = (ot_placement){.tier = OT_TIER_HOST, .share = 1};
         for (int overlap = 0; overlap < 2; overlap++) {
             m.request.overlap = overlap;
             assert_int_equal(ot_plan_make(&m.request, &plans[overlap]), OT_OK);
@@ -583,6 +585,7 @@ static void contradictions_are_refused(void **state)
         switch (wrong) {
         case 0:
             r->states = device;
+            r->measured = 1;
             break;
         case 1:
             r->grads = device;

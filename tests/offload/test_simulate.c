@@ -164,6 +164,7 @@ static const size_t tokens[] = {4096, 16384, 65536};
 typedef struct bounds {
     double forward_s, backward_s; /* compute */
     double update_s;              /* the slower of CPU lane and drives */
+    double device_s;              /* updates on the compute lane */
     double pcie_s;                /* the busier direction */
 } bounds;
 
@@ -171,7 +172,7 @@ static bounds bounds_of(const model *m, const ot_plan *plan)
 {
     const ot_plan_request *r = &m->request;
     bounds b = {0};
-    double M = (double)r->micro_batches, params = 0, stored = 0;
+    double M = (double)r->micro_batches, params = 0, stored = 0, device = 0;
     for (size_t s = 0; s < r->stage_count; s++) {
         b.forward_s +=
             s + 1 < r->stage_count ? M * r->stages[s].forward_flops / r->rates.lane[OT_LANE_COMPUTE] : 0;
@@ -181,12 +182,16 @@ static bounds bounds_of(const model *m, const ot_plan *plan)
         params += (double)r->layers[l].params;
     for (int p = 0; p <= OT_PLANE_MOMENT2; p++)
         stored += (double)plan->plane_bytes[OT_TIER_NVME][p];
+    for (size_t p = 0; p < plan->place_count; p++)
+        if (plan->places[p].tier == OT_TIER_DEVICE && plan->places[p].plane == OT_PLANE_MASTER)
+            device += (double)plan->places[p].bytes / 2;
     /* An update reads a gradient of 2 bytes and reads and writes 2 + 2 + 4 + 4. */
-    double cpu = 26 * params / r->rates.lane[OT_LANE_CPU], drives = 0;
+    double cpu = 26 * (params - device) / r->rates.lane[OT_LANE_CPU], drives = 0;
+    b.device_s = 26 * device / r->rates.device_memory;
     if (stored > 0)
         drives = stored / r->rates.lane[OT_LANE_NVME_READ] + stored / r->rates.lane[OT_LANE_NVME_WRITE];
     b.update_s = cpu > drives ? cpu : drives;
-    b.pcie_s = 2 * params / r->rates.lane[OT_LANE_H2D];
+    b.pcie_s = 2 * (params - device) / r->rates.lane[OT_LANE_H2D];
     return b;
 }
 
@@ -224,7 +229,7 @@ static void check_steps(int update_in_backward, double (*bound)(const bounds *))
 /* No lane can do its work in less. */
 static double largest_lane(const bounds *b)
 {
-    return largest(largest(b->forward_s + b->backward_s, b->update_s), b->pcie_s);
+    return largest(largest(b->forward_s + b->backward_s + b->device_s, b->update_s), b->pcie_s);
 }
 
 /* No update starts before backward has ended, so the updates of a step lie between two backward passes; and
@@ -232,7 +237,7 @@ static double largest_lane(const bounds *b)
  * sooner ends backward than its own work takes. */
 static double exact_clipping(const bounds *b)
 {
-    return largest(largest(b->forward_s, b->update_s) + b->backward_s, b->pcie_s);
+    return largest(largest(b->forward_s + b->device_s, b->update_s) + b->backward_s, b->pcie_s);
 }
 
 static void updates_inside_backward_reach_the_largest_lane(void **state)
@@ -245,6 +250,55 @@ static void exact_clipping_reaches_the_best_order(void **state)
 {
     (void)state;
     check_steps(0, exact_clipping);
+}
+
+/* An eighth of the parameters, and of the work. */
+static void shrink(model *m)
+{
+    for (size_t l = 0; l < m->request.layer_count; l++)
+        m->layers[l].params /= 8;
+    for (size_t s = 0; s < m->request.stage_count; s++) {
+        m->stages[s].forward_flops /= 8;
+        m->stages[s].backward_flops /= 8;
+    }
+}
+
+/* 0.84 billion parameters on 24 GB: all states on the device by the plan's own choice. Nothing of the model crosses, a step is the
+ * compute lane's work, and states on the host take longer. */
+static void a_small_model_stays_on_the_device(void **state)
+{
+    (void)state;
+    static model m;
+    for (int in_backward = 0; in_backward < 2; in_backward++) {
+        ot_plan *plan, *host;
+        model_7b(&m, 4096);
+        shrink(&m);
+        machine_4090(&m, 64, 1);
+        m.request.update_in_backward = in_backward;
+        assert_int_equal(ot_plan_make(&m.request, &plan), OT_OK);
+        const ot_list *step = &plan->lists[in_backward ? OT_LIST_FIRST : OT_LIST_STEADY];
+        double params = 0, sums = 0, compute = step->flops / m.request.rates.lane[OT_LANE_COMPUTE];
+        for (size_t l = 0; l < m.request.layer_count; l++) {
+            params += (double)m.layers[l].params;
+            sums += (double)ot_sum_blocks(m.layers[l].params) * sizeof(double);
+        }
+        assert_int_equal(plan->device_chunks, plan->chunk_count);
+        assert_int_equal(step->lane_bytes[OT_LANE_H2D], m.request.data_bytes);
+        assert_int_equal(step->lane_bytes[OT_LANE_D2H], sums);
+        assert_int_equal(step->lane_bytes[OT_LANE_CPU] + step->lane_bytes[OT_LANE_NVME_READ] +
+                             step->lane_bytes[OT_LANE_NVME_WRITE],
+                         0);
+        double least = compute + 26 * params / m.request.rates.device_memory;
+        assert_true(plan->predicted_s >= least * 0.999 && plan->predicted_s < least * 1.01);
+        m.request.states = (ot_placement){.tier = OT_TIER_HOST, .share = 1};
+        assert_int_equal(ot_plan_make(&m.request, &host), OT_OK);
+        print_message("0.84 B parameters, states on the device %.3f s, on the host %.3f s\n",
+                      plan->predicted_s, host->predicted_s);
+        assert_true(host->predicted_s > 1.3 * plan->predicted_s);
+        assert_int_equal(host->device_chunks, 0);
+        ot_plan_free(host);
+        ot_plan_free(plan);
+    }
 }
 
 /* Everything on NVMe and streamed: the step is the drive's time, and a little. */
@@ -276,6 +330,7 @@ int main(void)
         cmocka_unit_test(a_drive_takes_turns),
         cmocka_unit_test(updates_inside_backward_reach_the_largest_lane),
         cmocka_unit_test(exact_clipping_reaches_the_best_order),
+        cmocka_unit_test(a_small_model_stays_on_the_device),
         cmocka_unit_test(everything_on_nvme_runs_at_the_drives_speed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

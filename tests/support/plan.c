@@ -84,7 +84,7 @@ void model_random(model *m, uint64_t seed)
     r->host_fixed_bytes = draw(&seed, 10000);
     draw_formats(r, &seed);
     draw_placement(&r->weights, OT_TIER_DEVICE, &seed);
-    draw_placement(&r->states, OT_TIER_HOST, &seed);
+    draw_placement(&r->states, OT_TIER_DEVICE, &seed);
     draw_placement(&r->grads, OT_TIER_HOST, &seed);
     draw_placement(&r->acts, OT_TIER_DEVICE, &seed);
     r->prefetch_depth = draw(&seed, 2) ? (int)draw(&seed, 6) : 0;
@@ -95,7 +95,9 @@ void model_random(model *m, uint64_t seed)
     r->rates.nvme_half_duplex = (int)draw(&seed, 2);
     for (int lane = 0; lane < OT_LANES; lane++)
         r->rates.lane[lane] = (double)(1 + draw(&seed, 20)) * (lane == OT_LANE_COMPUTE ? 1e13 : 1e9);
-    r->measured = !r->update_in_backward && draw(&seed, 4) == 0;
+    r->rates.device_memory = (double)(1 + draw(&seed, 20)) * 1e10;
+    r->measured = !r->update_in_backward && draw(&seed, 4) == 0 &&
+                  (r->states.automatic || r->states.tier != OT_TIER_DEVICE || r->states.share <= 0);
     r->kept_bytes = draw(&seed, 3) ? 0 : 1 + draw(&seed, 50000);
 }
 
@@ -140,4 +142,5 @@ void machine_4090(model *m, double host_gb, int drives)
     r->rates.lane[OT_LANE_H2D] = r->rates.lane[OT_LANE_D2H] = 25e9;
     r->rates.lane[OT_LANE_COMPUTE] = 145e12;
     r->rates.lane[OT_LANE_CPU] = 60e9;
+    r->rates.device_memory = 900e9;
 }

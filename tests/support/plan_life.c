@@ -136,6 +136,19 @@ static int shift_of(const world *w, int32_t chunk, uint32_t *own)
     return (int)(at / n);
 }
 
+/* Whether a chunk, or the own one in its place, has its states on the device: then nothing of it is elsewhere. */
+static int on_device(const world *w, int32_t c)
+{
+    uint32_t own;
+    shift_of(w, c, &own);
+    const ot_chunk *chunk = &w->plan->chunks[own];
+    int device = w->plan->places[chunk->home[OT_PLANE_WEIGHT]].tier == OT_TIER_DEVICE;
+    for (int p = OT_PLANE_MASTER; p <= OT_PLANE_GRAD; p++)
+        if (chunk->home[p] >= 0)
+            assert_int_equal(w->plan->places[chunk->home[p]].tier == OT_TIER_DEVICE, device);
+    return device;
+}
+
 static uint64_t version_of(const world *w, int32_t chunk)
 {
     uint32_t own;
@@ -171,18 +184,25 @@ static part reduced_part(const world *w, int layer, int32_t place, int shift)
     return all;
 }
 
+/* A chunk's gradient of a step is part of what its layer's was reduced to. Returns where in it. */
+static uint64_t expect_reduced(const world *w, int32_t c, int32_t place, uint64_t step)
+{
+    const ot_chunk *chunk = &w->plan->chunks[c];
+    uint32_t own;
+    int shift = shift_of(w, c, &own);
+    part reduced = reduced_part(w, chunk->layer, place, shift);
+    expect(get(w, place, reduced.from, reduced.to), LAYER_REDUCED, chunk->layer, shift, step);
+    uint64_t rank = (uint64_t)((w->request->rank + shift) % ranks_of(w));
+    return reduced.from +
+           (chunk->first - rank * shard_of(w, chunk->layer)) * ot_dtype_bytes(w->request->grad_dtype);
+}
+
 /* A reduced chunk goes to the host. */
 static void take_gradient(world *w, const ot_operation *o)
 {
-    const ot_chunk *chunk = &w->plan->chunks[o->chunk];
-    uint32_t own;
-    int shift = shift_of(w, o->chunk, &own);
-    part reduced = reduced_part(w, o->layer, o->places[0], shift);
-    expect(get(w, o->places[0], reduced.from, reduced.to), LAYER_REDUCED, o->layer, shift, (uint64_t)w->step);
-    uint64_t rank = (uint64_t)((w->request->rank + shift) % ranks_of(w));
-    assert_int_equal(chunk->layer, o->layer);
-    assert_int_equal(o->offset, reduced.from + (chunk->first - rank * shard_of(w, o->layer)) *
-                                                   ot_dtype_bytes(w->request->grad_dtype));
+    assert_int_equal(w->plan->chunks[o->chunk].layer, o->layer);
+    assert_false(on_device(w, o->chunk));
+    assert_int_equal(o->offset, expect_reduced(w, o->chunk, o->places[0], (uint64_t)w->step));
     assert_int_equal(o->bytes, bytes_of(w, o->chunk, OT_PLANE_GRAD));
     put(w, o->places[1], 0, o->bytes, (tag){PLANE_OF_CHUNK, o->chunk, OT_PLANE_GRAD, (uint64_t)w->step});
 }
@@ -212,7 +232,9 @@ static void do_move(world *w, const ot_operation *o)
         assert_int_equal(moved.value, PLANE_OF_CHUNK);
         assert_int_equal(moved.a, of_grads ? (uint32_t)o->chunk : own);
         assert_true(shift == 0 || of_grads || moved.b == -1 - (int64_t)rank);
-        assert_true(shift > 0 || o->kind != OT_OP_D2H);
+        assert_true(shift > 0 || o->kind != OT_OP_D2H || (w->list == OT_LIST_SAVE && on_device(w, o->chunk)));
+        if (on_device(w, o->chunk))
+            assert_true(w->list == OT_LIST_LOAD || w->list == OT_LIST_SAVE);
     }
     put(w, o->places[1], to, to + bytes, moved);
 }
@@ -419,13 +441,25 @@ static void expect_measured(world *w, const ot_operation *o)
         w->measured_layer = -1;
 }
 
+/* Where a chunk's plane is in its place. */
+static part part_of(const world *w, const ot_operation *o, int plane)
+{
+    if (o->lane == OT_LANE_COMPUTE && plane == OT_PLANE_WEIGHT)
+        return slice_of(w, (uint32_t)o->chunk, w->request->rank);
+    return (part){0, bytes_of(w, o->chunk, plane), {PLANE_OF_CHUNK, o->chunk, plane, 0}};
+}
+
 static void do_update(world *w, const ot_operation *o)
 {
     expect_measured(w, o);
     assert_true(!w->plan->chunks[o->chunk].copy);
     uint64_t *version = &w->version[o->chunk], touched = bytes_of(w, o->chunk, OT_PLANE_GRAD);
-    tag grad = get(w, o->places[4], 0, bytes_of(w, o->chunk, OT_PLANE_GRAD));
-    expect(grad, PLANE_OF_CHUNK, o->chunk, OT_PLANE_GRAD, *version + 1);
+    assert_int_equal(o->lane, on_device(w, o->chunk) ? OT_LANE_COMPUTE : OT_LANE_CPU);
+    if (o->lane == OT_LANE_COMPUTE)
+        assert_int_equal(o->offset, expect_reduced(w, o->chunk, o->places[4], *version + 1));
+    else
+        expect(get(w, o->places[4], 0, bytes_of(w, o->chunk, OT_PLANE_GRAD)), PLANE_OF_CHUNK, o->chunk,
+               OT_PLANE_GRAD, *version + 1);
     int previous = w->list == OT_LIST_DRAIN || *version + 1 < (uint64_t)w->step;
     assert_int_equal(o->deferred, previous);
     assert_true(w->request->update_in_backward || previous);
@@ -433,12 +467,14 @@ static void do_update(world *w, const ot_operation *o)
         assert_int_equal(o->places[p] >= 0, exists(w, o->chunk, p));
         if (!exists(w, o->chunk, p))
             continue;
-        uint64_t bytes = bytes_of(w, o->chunk, p);
+        part at = part_of(w, o, p);
         if (is_read(w, p))
-            expect(get(w, o->places[p], 0, bytes), PLANE_OF_CHUNK, o->chunk, p, *version);
-        put(w, o->places[p], 0, w->plan->places[o->places[p]].bytes, (tag){EMPTY, 0, 0, 0});
-        put(w, o->places[p], 0, bytes, (tag){PLANE_OF_CHUNK, o->chunk, p, *version + 1});
-        touched += bytes * (is_read(w, p) ? 2 : 1);
+            expect(get(w, o->places[p], at.from, at.to), PLANE_OF_CHUNK, o->chunk, p, *version);
+        if (o->lane == OT_LANE_CPU)
+            put(w, o->places[p], 0, w->plan->places[o->places[p]].bytes, (tag){EMPTY, 0, 0, 0});
+        at.tag.version = *version + 1;
+        put(w, o->places[p], at.from, at.to, at.tag);
+        touched += (at.to - at.from) * (is_read(w, p) ? 2 : 1);
     }
     assert_int_equal(o->bytes, touched);
     ++*version;
@@ -555,7 +591,9 @@ static void check_copy(const world *w, int32_t c)
         if (!stored || !stepped)
             continue;
         tag found = get(w, chunk->home[p], 0, bytes_of(w, c, p));
-        if (p == OT_PLANE_GRAD)
+        if (p == OT_PLANE_GRAD && on_device(w, c))
+            expect_reduced(w, c, chunk->home[p], (uint64_t)w->step);
+        else if (p == OT_PLANE_GRAD)
             expect(found, PLANE_OF_CHUNK, c, p, (uint64_t)w->step);
         else
             expect(found, PLANE_OF_CHUNK, own, -1 - (int64_t)rank, w->before);
@@ -572,10 +610,13 @@ static void check_homes(const world *w, uint64_t step_begun)
             check_copy(w, (int32_t)c);
             continue;
         }
+        int device = on_device(w, (int32_t)c);
         for (int p = 0; p <= OT_PLANE_MOMENT2; p++)
-            if (exists(w, (int32_t)c, p))
+            if (exists(w, (int32_t)c, p) && !(device && p == OT_PLANE_WEIGHT))
                 expect(get(w, chunk->home[p], 0, bytes_of(w, (int32_t)c, p)), PLANE_OF_CHUNK, (int64_t)c, p,
                        w->version[c]);
+        if (device)
+            assert_int_equal(chunk->home[OT_PLANE_WEIGHT], resident);
         for (int rank = 0; rank < ranks_of(w) && resident >= 0; rank++) {
             part slice = slice_of(w, (uint32_t)c, rank);
             expect(get(w, resident, slice.from, slice.to), PLANE_OF_CHUNK, (int64_t)c, slice.tag.b,
@@ -583,6 +624,8 @@ static void check_homes(const world *w, uint64_t step_begun)
         }
         if (w->list != OT_LIST_FIRST && w->list != OT_LIST_STEADY)
             assert_int_equal(w->version[c], w->step);
+        else if (chunk->home[OT_PLANE_GRAD] >= 0 && device)
+            expect_reduced(w, (int32_t)c, chunk->home[OT_PLANE_GRAD], step_begun);
         else if (chunk->home[OT_PLANE_GRAD] >= 0)
             expect(get(w, chunk->home[OT_PLANE_GRAD], 0, bytes_of(w, (int32_t)c, OT_PLANE_GRAD)),
                    PLANE_OF_CHUNK, (int64_t)c, OT_PLANE_GRAD, step_begun);

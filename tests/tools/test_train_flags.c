@@ -167,7 +167,10 @@ static void placements(void **state)
     bad("--place weight=host", "no plane", "did you mean weights?");
     bad("--place bananas=host", "no plane", "weights, states, grads and acts");
     bad("--place states=hst", "no tier", "did you mean host?");
-    bad("--place states=device", "states are updated on the host", "nvme");
+    places_is("--place states=device:50%", &places);
+    assert_true(!places.states.automatic && places.states.tier == OT_TIER_DEVICE &&
+                places.states.share == 0.5);
+    bad("--place grads=device", "gradients stay on the device where states=device", "nvme");
     bad("--place states=host:140%", "no share", "140%");
     bad("--place states=host:", "no share", "40%");
     bad("--place states=host:x", "no share", "x");
