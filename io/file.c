@@ -308,6 +308,18 @@ FILE *ot_file_open_stream(const char *path, ot_status code)
     return file;
 }
 
+FILE *ot_file_open_output(const char *path, const char *mode)
+{
+    int access = strchr(mode, '+') != NULL ? O_RDWR : O_WRONLY, place = *mode == 'w' ? O_TRUNC : O_APPEND;
+    int fd = open(path, access | place | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
+    FILE *file = fd < 0 || fcntl(fd, F_SETFL, place & O_APPEND) != 0 ? NULL : fdopen(fd, mode);
+    int code = errno;
+    if (file == NULL && fd >= 0)
+        close(fd);
+    errno = code;
+    return file;
+}
+
 /* The page cache is asked to let go first, so that what is read is what the drive holds. */
 ot_status ot_file_checksum(const char *path, uint64_t *bytes, uint64_t *hash)
 {

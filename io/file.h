@@ -40,6 +40,10 @@ ot_status ot_file_open_regular(const char *path, ot_status code, int *fd) OT_MUS
 /* The same as a stream, or NULL after a failure; closed by fclose(3). */
 FILE *ot_file_open_stream(const char *path, ot_status code);
 
+/* Opens `path` as fopen(3) with the mode "w", "a" or "a+", without waiting for a pipe's reader: errno is ENXIO where there is none.
+ * NULL with errno after a failure. */
+FILE *ot_file_open_output(const char *path, const char *mode);
+
 /* Gives the file real blocks for its first `bytes` and that size, so that no write inside runs out of space.
  * A file system without fallocate gets zeros written. OT_ERR_IO with need and have where the space is
  * missing. */

@@ -48,6 +48,16 @@ static void list_files(fixture *f, const char *folder)
     fts_close(tree);
 }
 
+/* Takes from the list what has `part` in its path. Returns how many are left. */
+static size_t leave_out(fixture *f, const char *part)
+{
+    size_t left = 0;
+    for (size_t i = 0; i < f->count; i++)
+        if (strstr(f->files[i], part) == NULL)
+            memmove(f->files[left++], f->files[i], PATH_MAX);
+    return left;
+}
+
 #define TINY                                                                                                 \
     "--model tiny --seq-len 128 --global-batch-size 2 --data data.jsonl --quiet --threads 1 --save-steps 1"
 
@@ -110,6 +120,18 @@ static void a_checkpoint(void **state)
     replace_each(f, commands, 1);
 }
 
+/* A run goes on where its files are none: those that it writes are refused or replaced. */
+static void a_resumed_run(void **state)
+{
+    static const char *const commands[] = {TINY " --run-name r --max-steps 1 --resume", NULL};
+    fixture *f = *state;
+    must_run(f, "report runs/r");
+    list_files(f, "runs/r");
+    f->count = leave_out(f, "/checkpoint-1/");
+    assert_true(f->count >= 5);
+    replace_each(f, commands, 0);
+}
+
 static void a_run(void **state)
 {
     fixture *f = *state;
@@ -159,6 +181,7 @@ static void on_the_command_line(void **state)
                                            "tokenize --model tiny --data pipe -o x.bin",
                                            "eval --model hf --data pipe",
                                            "--model pipe",
+                                           TINY " --run-name t --max-steps 1 --trace pipe",
                                            "export pipe -o x",
                                            "report pipe",
                                            NULL};
@@ -173,6 +196,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_checkpoint, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_resumed_run, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_run, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_model, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_tokenizer, set_up, tear_down),
