@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "io/file.h"
+#include "io/json_file.h"
 #include "io/path.h"
 
 /* ---- writing ---- */
@@ -112,9 +113,8 @@ static ot_status load(const char *folder, json_t **root, ot_manifest *out)
     OT_TRY(ot_path_format(path, "%s/" OT_MANIFEST_NAME, folder));
     if (access(path, F_OK) != 0)
         return ot_fail(OT_ERR_FORMAT, "%s has no " OT_MANIFEST_NAME ": it is no complete checkpoint", folder);
-    *root = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
-    if (*root == NULL)
-        return ot_fail(OT_ERR_FORMAT, "%s:%d: %s; the checkpoint is damaged", path, error.line, error.text);
+    if (ot_json_read(path, JSON_REJECT_DUPLICATES, root) != OT_OK)
+        return ot_fail(OT_ERR_FORMAT, "%s; the checkpoint is damaged", ot_error_text());
     json_t *files;
     if (json_unpack_ex(*root, &error, 0, "{s:s, s:I, s:o}", "run", &run, "step", &step, "files", &files) !=
             0 ||

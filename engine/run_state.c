@@ -10,6 +10,7 @@
 #include <sys/random.h>
 
 #include "io/file.h"
+#include "io/json_file.h"
 #include "io/path.h"
 
 #define NAME "state/trainer.json"
@@ -117,13 +118,11 @@ static ot_status unpack(const char *path, json_t *root, ot_run_state *out)
 ot_status ot_run_state_read(const char *folder, ot_run_state *out)
 {
     char path[PATH_MAX];
-    json_error_t error;
+    json_t *root;
     ot_run_state read = {.run = ""};
     *out = read;
     OT_TRY(ot_path_format(path, "%s/" NAME, folder));
-    json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
-    if (root == NULL)
-        return ot_fail(OT_ERR_FORMAT, "%s:%d: %s", path, error.line, error.text);
+    OT_TRY(ot_json_read(path, JSON_REJECT_DUPLICATES, &root));
     ot_status status = unpack(path, root, &read);
     json_decref(root);
     if (status == OT_OK)

@@ -284,6 +284,42 @@ ot_status ot_file_replace(const char *path, const void *data, uint64_t bytes)
     return status;
 }
 
+ot_status ot_file_open_regular(const char *path, ot_status code, int *fd)
+{
+    struct stat facts;
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (*fd < 0)
+        return ot_fail(code, "cannot open %s: %s", path, strerror(errno));
+    if (fstat(*fd, &facts) == 0 && S_ISREG(facts.st_mode))
+        return OT_OK;
+    close(*fd);
+    *fd = -1;
+    return ot_fail(code, "%s is no regular file", path);
+}
+
+FILE *ot_file_open_stream(const char *path, ot_status code)
+{
+    int fd;
+    if (ot_file_open_regular(path, code, &fd) != OT_OK)
+        return NULL;
+    FILE *file = fdopen(fd, "r");
+    if (file == NULL)
+        close(fd);
+    return file;
+}
+
+FILE *ot_file_open_output(const char *path, const char *mode)
+{
+    int access = strchr(mode, '+') != NULL ? O_RDWR : O_WRONLY, place = *mode == 'w' ? O_TRUNC : O_APPEND;
+    int fd = open(path, access | place | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
+    FILE *file = fd < 0 || fcntl(fd, F_SETFL, place & O_APPEND) != 0 ? NULL : fdopen(fd, mode);
+    int code = errno;
+    if (file == NULL && fd >= 0)
+        close(fd);
+    errno = code;
+    return file;
+}
+
 /* The page cache is asked to let go first, so that what is read is what the drive holds. */
 ot_status ot_file_checksum(const char *path, uint64_t *bytes, uint64_t *hash)
 {
@@ -292,10 +328,11 @@ ot_status ot_file_checksum(const char *path, uint64_t *bytes, uint64_t *hash)
     struct stat facts;
     XXH3_state_t *state = XXH3_createState();
     char *piece = malloc(PIECE_BYTES);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = -1;
     if (state == NULL || piece == NULL)
         OT_TRY_GOTO(ot_fail(OT_ERR_INTERNAL, "out of memory for the hash of %s", path), out);
-    if (fd < 0 || fstat(fd, &facts) != 0)
+    OT_TRY_GOTO(ot_file_open_regular(path, OT_ERR_IO, &fd), out);
+    if (fstat(fd, &facts) != 0)
         OT_TRY_GOTO(ot_fail(OT_ERR_IO, "%s: %s", path, strerror(errno)), out);
     posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
     posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);

@@ -4,6 +4,7 @@
 #define OT_IO_FILE_H
 
 #include <stdint.h>
+#include <stdio.h>
 
 #include "io/status.h"
 
@@ -31,6 +32,17 @@ int ot_dir_same(const char *a, const char *b);
 /* Opens `path` (open(2) `flags`, O_CLOEXEC added; new files get mode 0600) with O_DIRECT, or, where the file
  * system refuses that, without, after one log line. `*direct` tells which. */
 ot_status ot_file_open(const char *path, int flags, int *fd, int *direct) OT_MUST_CHECK;
+
+/* Opens `path` to be read, without waiting for what a pipe's writer may never send. The failure, with path and reason, is `code` where
+ * nothing can be opened there, and where it is no regular file; `*fd` is -1 then. The caller closes `*fd`. */
+ot_status ot_file_open_regular(const char *path, ot_status code, int *fd) OT_MUST_CHECK;
+
+/* The same as a stream, or NULL after a failure; closed by fclose(3). */
+FILE *ot_file_open_stream(const char *path, ot_status code);
+
+/* Opens `path` as fopen(3) with the mode "w", "a" or "a+", without waiting for a pipe's reader: errno is ENXIO where there is none.
+ * NULL with errno after a failure. */
+FILE *ot_file_open_output(const char *path, const char *mode);
 
 /* Gives the file real blocks for its first `bytes` and that size, so that no write inside runs out of space.
  * A file system without fallocate gets zeros written. OT_ERR_IO with need and have where the space is

@@ -11,7 +11,7 @@ ot_status ot_mapping_open(const char *path, ot_mapping *out)
 {
     struct stat facts;
     *out = (ot_mapping){0};
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 || fstat(fd, &facts) != 0) {
         ot_status status = ot_fail(OT_ERR_DATA, "%s: %s", path, strerror(errno));
         if (fd >= 0)

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "io/file.h"
+#include "io/json_file.h"
 #include "io/path.h"
 #include "io/safetensors_header.h"
 
@@ -82,10 +83,8 @@ static ot_status list_tensors(ot_tensor_set *set)
 
 static ot_status read_index(const char *path, json_t **weight_map)
 {
-    json_error_t error;
-    json_t *index = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
-    if (index == NULL)
-        return ot_fail(OT_ERR_FORMAT, "%s: %s in line %d", path, error.text, error.line);
+    json_t *index;
+    OT_TRY(ot_json_read(path, JSON_REJECT_DUPLICATES, &index));
     json_t *map = json_object_get(index, "weight_map");
     *weight_map = json_is_object(map) ? json_incref(map) : NULL;
     json_decref(index);

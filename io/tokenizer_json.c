@@ -13,14 +13,12 @@ enum { FILE_BYTES_MAX = 1 << 30 }; /* spans are of 32 bits */
 
 ot_status ot_text_read(const char *path, ot_bytes *out)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd;
     struct stat info;
-    if (fd < 0 || fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size > FILE_BYTES_MAX) {
-        const char *why = fd < 0 ? strerror(errno) : "it is not a file of at most 1 GiB";
-        ot_status status = ot_fail(OT_ERR_FORMAT, "%s cannot be read: %s", path, why);
-        if (fd >= 0)
-            close(fd);
-        return status;
+    OT_TRY(ot_file_open_regular(path, OT_ERR_FORMAT, &fd));
+    if (fstat(fd, &info) != 0 || info.st_size > FILE_BYTES_MAX) {
+        close(fd);
+        return ot_fail(OT_ERR_FORMAT, "%s cannot be read: it is not a file of at most 1 GiB", path);
     }
     size_t bytes = (size_t)info.st_size;
     ot_status status = ot_bytes_reserve(out, bytes + 1);

@@ -12,6 +12,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include "io/file.h"
 #include "io/tokens_format.h"
 
 struct ot_tokens {
@@ -138,9 +139,8 @@ out:
 
 ot_status ot_tokens_open(const char *path, ot_tokens **out)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return ot_fail(OT_ERR_DATA, "%s: %s", path, strerror(errno));
+    int fd;
+    OT_TRY(ot_file_open_regular(path, OT_ERR_DATA, &fd));
     return ot_tokens_open_fd(fd, path, out);
 }
 
@@ -158,7 +158,7 @@ void ot_tokens_close(ot_tokens *tokens)
 int ot_tokens_recognise(const char *path)
 {
     char magic[8] = "";
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return 0;
     int known = read(fd, magic, sizeof magic) == (ssize_t)sizeof magic &&

@@ -33,12 +33,17 @@ static uint64_t local_ranks(const ot_job *job)
     return launched > 0 && launched < job->flags->ranks ? (uint64_t)launched : (uint64_t)job->flags->ranks;
 }
 
+uint64_t ot_job_machine_bytes(const ot_job *job, int tier, uint64_t bytes)
+{
+    return tier == OT_TIER_DEVICE ? bytes : bytes * job->local_ranks;
+}
+
 static ot_status find_memory(ot_job *job)
 {
     const ot_train_flags *flags = job->flags;
     ot_limits *limits = &job->limits;
     OT_TRY(ot_memory_budget_read("", &job->memory));
-    uint64_t ranks = local_ranks(job), memory = usable_memory(job->memory.bytes) / ranks;
+    uint64_t ranks = job->local_ranks, memory = usable_memory(job->memory.bytes) / ranks;
     uint64_t host_mem = flags->host_mem / ranks;
     /* What another machine has is for the flag to say. */
     if (job->card != NULL)
@@ -116,11 +121,12 @@ static void find_own_drive(ot_job *job)
 
 ot_status ot_job_find_limits(ot_job *job)
 {
+    job->local_ranks = local_ranks(job);
     OT_TRY(find_memory(job));
     if (job->flags->nvme.count > 0)
         OT_TRY(find_given_drives(job));
     else
         find_own_drive(job);
-    job->limits.nvme /= local_ranks(job);
+    job->limits.nvme /= job->local_ranks;
     return OT_OK;
 }

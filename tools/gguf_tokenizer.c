@@ -10,6 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "io/file.h"
+#include "io/json_file.h"
 #include "io/log.h"
 #include "io/path.h"
 #include "tools/gguf.h"
@@ -262,7 +264,7 @@ static void put_specials(ot_gguf *g, const tokenizer *t, const ot_model_config *
 
 static ot_status put_template_file(ot_gguf *g, const char *path)
 {
-    FILE *file = fopen(path, "rb");
+    FILE *file = ot_file_open_stream(path, OT_ERR_FORMAT);
     size_t bytes = 0, room = 0;
     char *text = NULL;
     ssize_t n = file != NULL ? getdelim(&text, &room, '\0', file) : -1;
@@ -299,17 +301,10 @@ static ot_status put_template(ot_gguf *g, const tokenizer *t, const char *direct
 static ot_status open_tokenizer(tokenizer *t, const char *directory)
 {
     char path[PATH_MAX];
-    json_error_t error;
-    t->file = json_load_file(t->path, JSON_REJECT_DUPLICATES, &error);
-    if (t->file == NULL)
-        return ot_fail(OT_ERR_FORMAT, "%s:%d: %s", t->path, error.line, error.text);
+    OT_TRY(ot_json_read(t->path, JSON_REJECT_DUPLICATES, &t->file));
     OT_TRY(ot_path_format(path, "%s/tokenizer_config.json", directory));
-    if (access(path, F_OK) == 0) {
-        t->config =
-            json_load_file(path, JSON_DECODE_INT_AS_REAL, &error); /* model_max_length is 1e30 in some */
-        if (t->config == NULL)
-            return ot_fail(OT_ERR_FORMAT, "%s:%d: %s", path, error.line, error.text);
-    }
+    if (access(path, F_OK) == 0) /* model_max_length is 1e30 in some */
+        OT_TRY(ot_json_read(path, JSON_DECODE_INT_AS_REAL, &t->config));
     t->model = json_object_get(t->file, "model");
     t->vocab = json_object_get(t->model, "vocab");
     t->merges = json_object_get(t->model, "merges");

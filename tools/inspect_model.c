@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "io/json_file.h"
 #include "io/path.h"
 #include "io/safetensors.h"
 #include "io/template.h"
@@ -36,14 +37,11 @@ static json_t *describe_config(const char *folder)
                                        "torch_dtype",
                                        "dtype"};
     char path[PATH_MAX];
-    json_error_t error;
-    if (ot_path_format(path, "%s/config.json", folder) != OT_OK)
+    json_t *config;
+    if (!ot_path_has(folder, "config.json") || ot_path_format(path, "%s/config.json", folder) != OT_OK)
         return NULL;
-    json_t *config = json_load_file(path, 0, &error);
-    if (config == NULL)
-        return json_error_code(&error) == json_error_cannot_open_file
-                   ? NULL
-                   : json_pack("{s:s}", "error", error.text);
+    if (ot_json_read(path, 0, &config) != OT_OK)
+        return json_pack("{s:s}", "error", ot_error_text());
     json_t *out = json_object();
     json_t *name = json_array_get(json_object_get(config, "architectures"), 0);
     if (name != NULL)

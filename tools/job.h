@@ -34,9 +34,10 @@ typedef struct ot_job {
     size_t share;         /* of them one rank's: B*M */
 
     ot_memory_budget memory; /* as found */
-    ot_limits limits;
-    const ot_card *card; /* the plan is for another machine; NULL: for this one */
-    int shared;          /* device memory is RAM */
+    ot_limits limits;        /* one rank's */
+    uint64_t local_ranks;    /* that share this machine's RAM and drives */
+    const ot_card *card;     /* the plan is for another machine; NULL: for this one */
+    int shared;              /* device memory is RAM */
     ot_device *device; /* with little memory, to measure and to ask; NULL: the plan is for another machine */
     char device_kind[16];
     char device_name[160];
@@ -92,12 +93,15 @@ enum { OT_SUGGESTIONS_MAX = 8, OT_SUGGESTION_BYTES = 320 };
 typedef struct ot_suggestions {
     size_t count;
     char texts[OT_SUGGESTIONS_MAX][OT_SUGGESTION_BYTES];
-    uint64_t
-        need[OT_TIERS]; /* the smallest cap of each tier that fits, the others as they are; 0: none does */
+    uint64_t need
+        [OT_TIERS]; /* one rank's: the smallest cap of each tier that fits, the others as they are; 0: none does */
     double
         automatic_s; /* a step with the automatic choices in place of the forced ones; 0: nothing is forced */
 } ot_suggestions;
 
 void ot_job_suggest(const ot_job *job, ot_suggestions *out);
+
+/* One rank's bytes of a tier as flags and people count them: RAM and drives are those of the machine, for all ranks on it. */
+uint64_t ot_job_machine_bytes(const ot_job *job, int tier, uint64_t bytes);
 
 #endif

@@ -12,6 +12,7 @@
 #include "engine/checkpoint_set.h"
 #include "io/file.h"
 #include "io/grow.h"
+#include "io/json_file.h"
 #include "io/text.h"
 #include "tools/chart.h"
 #include "tools/command.h"
@@ -76,9 +77,9 @@ static ot_status read_rows(const char *folder, rows *r)
     size_t capacity = 0;
     ot_status status = OT_OK;
     snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
-    FILE *file = fopen(path, "re");
+    FILE *file = ot_file_open_stream(path, OT_ERR_FORMAT);
     if (file == NULL)
-        return ot_fail(OT_ERR_FORMAT, "%s: %s; report wants the folder of a run", path, strerror(errno));
+        return ot_fail(OT_ERR_FORMAT, "%s; report wants the folder of a run", ot_error_text());
     while (status == OT_OK && getline(&line, &capacity, file) > 0) {
         json_t *row = json_loads(line, 0, NULL);
         if (row == NULL) /* the last line of a run that was killed */
@@ -287,7 +288,7 @@ static void print_command(const char *folder, FILE *out)
     char path[PATH_MAX], *line = NULL;
     size_t capacity = 0;
     snprintf(path, sizeof path, "%s/command.txt", folder);
-    FILE *file = fopen(path, "re");
+    FILE *file = ot_file_open_stream(path, OT_ERR_FORMAT);
     if (file == NULL)
         return;
     while (getline(&line, &capacity, file) > 0)
@@ -387,7 +388,8 @@ ot_status ot_page_write(const char *folder)
     if (status != OT_OK)
         goto out;
     snprintf(path, sizeof path, "%s/plan.json", folder);
-    plan = json_load_file(path, 0, NULL);
+    if (ot_json_read(path, 0, &plan) != OT_OK)
+        plan = NULL; /* a report without it */
     memory = open_memstream(&text, &size);
     if (memory == NULL)
         OT_TRY_GOTO(ot_fail(OT_ERR_INTERNAL, "out of memory for a report"), out);

@@ -261,8 +261,11 @@ ot_status ot_plan_refuse(const ot_job *job, const ot_suggestions *suggestions)
                 job->shared && tier == OT_TIER_HOST && job->flags->host_mem == OT_AUTO_SIZE
                     ? "RAM"
                     : ot_tier_name((ot_tier)tier),
-                ot_format_size(caps[tier], have), suggestions->need[tier] > 0 ? ", need " : "",
-                suggestions->need[tier] > 0 ? ot_format_size(suggestions->need[tier], need) : "");
+                ot_format_size(ot_job_machine_bytes(job, tier, caps[tier]), have),
+                suggestions->need[tier] > 0 ? ", need " : "",
+                suggestions->need[tier] > 0
+                    ? ot_format_size(ot_job_machine_bytes(job, tier, suggestions->need[tier]), need)
+                    : "");
     for (size_t i = 0; i < suggestions->count && at < sizeof text; i++)
         at += (size_t)snprintf(text + at, sizeof text - at, "%s%s",
                                i == 0 ? "\nany one of these would fit:\n  " : "\n  ", suggestions->texts[i]);

@@ -134,7 +134,10 @@ static ot_status open_file(const ot_rundir *dir, const char *name, const char *m
 {
     char path[PATH_MAX + 64];
     snprintf(path, sizeof path, "%s/%s", dir->path, name);
-    *out = fopen(path, mode);
+    struct stat facts;
+    if (stat(path, &facts) == 0 && !S_ISREG(facts.st_mode))
+        return ot_fail(OT_ERR_IO, "%s is no regular file", path);
+    *out = ot_file_open_output(path, mode);
     if (*out == NULL)
         return ot_fail(OT_ERR_IO, "%s: %s", path, strerror(errno));
     return OT_OK;
@@ -169,7 +172,7 @@ void ot_print_argument(const char *argument, FILE *out)
 static ot_status write_command(const ot_rundir *dir, int argc, char **argv)
 {
     FILE *file;
-    OT_TRY(open_file(dir, "command.txt", "ae", &file));
+    OT_TRY(open_file(dir, "command.txt", "a", &file));
     fputs("offtrain train", file);
     for (int i = 0; i < argc; i++) {
         fputc(' ', file);
@@ -182,7 +185,7 @@ static ot_status write_command(const ot_rundir *dir, int argc, char **argv)
 static ot_status write_config(const ot_rundir *dir, const ot_option_table *table, const ot_train_flags *flags)
 {
     FILE *file;
-    OT_TRY(open_file(dir, "config.yaml", "we", &file));
+    OT_TRY(open_file(dir, "config.yaml", "w", &file));
     ot_status status = ot_config_print(table, OT_TRAIN_NOT_IN_CONFIG, flags, file);
     ot_status closed = close_file(dir, "config.yaml", file);
     return status != OT_OK ? status : closed;
@@ -240,7 +243,7 @@ static ot_status open_metrics(ot_rundir *dir, uint64_t step, int ended)
 {
     char *text = NULL;
     size_t bytes = 0;
-    OT_TRY(open_file(dir, "metrics.jsonl", "a+e", &dir->metrics));
+    OT_TRY(open_file(dir, "metrics.jsonl", "a+", &dir->metrics));
     OT_TRY(lock_metrics(dir));
     FILE *later = open_memstream(&text, &bytes);
     if (later == NULL)
@@ -271,7 +274,7 @@ ot_status ot_rundir_open(const ot_train_flags *flags, int argc, char **argv, con
     OT_TRY(open_metrics(out, step, ended));
     OT_TRY(write_command(out, argc, argv));
     OT_TRY(write_config(out, &table, &given));
-    return open_file(out, "train.log", "ae", &log_file);
+    return open_file(out, "train.log", "a", &log_file);
 }
 
 ot_status ot_rundir_close(ot_rundir *dir)
@@ -288,7 +291,7 @@ ot_status ot_rundir_close(ot_rundir *dir)
 ot_status ot_rundir_json(const ot_rundir *dir, const char *name, const json_t *value)
 {
     FILE *file;
-    OT_TRY(open_file(dir, name, "we", &file));
+    OT_TRY(open_file(dir, name, "w", &file));
     int bad = value == NULL || json_dumpf(value, file, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) != 0;
     fputc('\n', file);
     OT_TRY(close_file(dir, name, file));

@@ -1,4 +1,5 @@
 /* What would make a job fit, found by asking the plan again with one thing changed, and what would make it faster. */
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -66,6 +67,17 @@ static int fits_with(const ot_job *job, const ot_training *training, ot_tier tie
     return ot_job_fits(&limits, training) == OT_OK;
 }
 
+/* A cap of one rank that is printed exactly, with two decimals, where the machine's is: what is followed as printed fits. */
+static uint64_t round_up(const ot_job *job, ot_tier tier, uint64_t cap)
+{
+    uint64_t ranks = ot_job_machine_bytes(job, tier, 1), all = cap * ranks, unit = 1;
+    while (all / unit >= 1023)
+        unit *= 1024;
+    uint64_t hundredths = (uint64_t)ceil((double)all * 100 / (double)unit);
+    uint64_t rounded = (uint64_t)((double)hundredths * (double)unit / 100);
+    return (rounded + ranks - 1) / ranks;
+}
+
 /* About the smallest cap of a tier that fits, the other tiers as they are; 0: none. */
 static uint64_t smallest_cap(const ot_job *job, const ot_training *training, ot_tier tier)
 {
@@ -93,7 +105,7 @@ static uint64_t smallest_cap(const ot_job *job, const ot_training *training, ot_
         uint64_t middle = low + (high - low) / 2;
         *(fits_with(job, training, tier, middle) ? &high : &low) = middle;
     }
-    return high;
+    return round_up(job, tier, high);
 }
 
 enum { CAP_TEXT_BYTES = 96 };
@@ -101,18 +113,17 @@ enum { CAP_TEXT_BYTES = 96 };
 static const char *cap_text(const ot_job *job, int tier, uint64_t cap, char out[CAP_TEXT_BYTES])
 {
     char need[OT_SIZE_TEXT_BYTES], have[OT_SIZE_TEXT_BYTES];
-    ot_format_size(cap, need);
+    const uint64_t caps[OT_TIERS] = {job->limits.device, job->limits.host, job->limits.nvme};
+    ot_format_size(ot_job_machine_bytes(job, tier, cap), need);
+    ot_format_size(ot_job_machine_bytes(job, tier, caps[tier]), have);
     if (tier == OT_TIER_DEVICE)
         snprintf(out, CAP_TEXT_BYTES, "%s of %s (have %s)",
-                 job->flags->gpu_mem != OT_AUTO_SIZE ? "--gpu-mem" : "a GPU with memory", need,
-                 ot_format_size(job->limits.device, have));
+                 job->flags->gpu_mem != OT_AUTO_SIZE ? "--gpu-mem" : "a GPU with memory", need, have);
     else if (tier == OT_TIER_HOST)
         snprintf(out, CAP_TEXT_BYTES, "%s of %s (have %s)",
-                 job->flags->host_mem != OT_AUTO_SIZE ? "--host-mem" : "RAM", need,
-                 ot_format_size(job->limits.host, have));
+                 job->flags->host_mem != OT_AUTO_SIZE ? "--host-mem" : "RAM", need, have);
     else
-        snprintf(out, CAP_TEXT_BYTES, "%s free under --nvme (have %s)", need,
-                 ot_format_size(job->limits.nvme, have));
+        snprintf(out, CAP_TEXT_BYTES, "%s free under --nvme (have %s)", need, have);
     return out;
 }
 
@@ -134,8 +145,9 @@ static void suggest_caps(const ot_job *job, const ot_training *training, ot_sugg
     }
 }
 
-/* Caps that do it together, where none does alone: the smallest of each tier with plenty on the next ones. */
-static void suggest_caps_together(const ot_job *job, const ot_training *training, ot_suggestions *out)
+/* Caps that do it together, where none does alone: the smallest of each tier with plenty on the next ones; `flags` go before them. */
+static void suggest_caps_together(const ot_job *job, const ot_training *training, const char *flags,
+                                  ot_suggestions *out)
 {
     const uint64_t plenty = UINT64_C(1) << 41;
     ot_job raised = *job;
@@ -155,7 +167,7 @@ static void suggest_caps_together(const ot_job *job, const ot_training *training
         cap_text(job, tier, need[tier], texts[count++]);
     }
     memcpy(out->need, need, sizeof need);
-    add(out, "%s%s%s%s%s", texts[0], count > 1 ? " with " : "", texts[1], count > 2 ? " with " : "",
+    add(out, "%s%s%s%s%s%s", flags, texts[0], count > 1 ? " with " : "", texts[1], count > 2 ? " with " : "",
         texts[2]);
 }
 
@@ -172,7 +184,8 @@ static void suggest_formats(const ot_job *job, const ot_training *training, ot_s
     }
     uint64_t cap = smallest_cap(job, &t, OT_TIER_NVME);
     if (cap > 0)
-        add(out, "--state-dtype int8 with %s free under --nvme", ot_format_size(cap, need));
+        add(out, "--state-dtype int8 with %s free under --nvme",
+            ot_format_size(ot_job_machine_bytes(job, OT_TIER_NVME, cap), need));
 }
 
 static void suggest_stage(const ot_job *job, const ot_training *training, ot_suggestions *out)
@@ -291,5 +304,9 @@ void ot_job_suggest(const ot_job *job, ot_suggestions *out)
     suggest_batch(&small, &small.training, out);
     suggest_caps(&small, &small.training, out);
     if (out->count == 0)
-        suggest_caps_together(&small, &small.training, out);
+        suggest_caps_together(&small, &small.training, "", out);
+    if (out->count == 0 && small.training.recompute != OT_RECOMPUTE_FULL) {
+        small.training.recompute = OT_RECOMPUTE_FULL;
+        suggest_caps_together(&small, &small.training, "--recompute full with ", out);
+    }
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "io/file.h"
 #include "io/log.h"
 #include "tools/plan_report.h"
 
@@ -52,10 +53,11 @@ ot_status ot_trace_open(const char *path, const char *folder, ot_trace **out)
     if (trace == NULL)
         return ot_fail(OT_ERR_INTERNAL, "out of memory for a trace");
     snprintf(trace->path, sizeof trace->path, "%s", path);
-    trace->file = fopen(path, "we");
+    trace->file = ot_file_open_output(path, "w");
     if (trace->file == NULL) {
         free(trace);
-        return ot_fail(OT_ERR_IO, "--trace: %s: %s", path, strerror(errno));
+        return ot_fail(OT_ERR_IO, "--trace: %s: %s", path,
+                       errno == ENXIO ? "nobody reads this pipe" : strerror(errno));
     }
     link_into(folder, path);
     fprintf(trace->file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[");

@@ -178,7 +178,7 @@ static void an_index_agrees_with_its_shards(void **state)
         {"{\"weight_map\":{\"a\":1}}", "no name of a file"},
         {"{\"weight_map\":[]}", "no object weight_map"},
         {"{\"weight_map\":{\"a\":\"m-1.safetensors\",\"a\":\"m-1.safetensors\"}}", "duplicate"},
-        {"[", "in line 1"},
+        {"[", "index.json:1: "},
     };
     char *root = tree_open();
     make_shards(root);
