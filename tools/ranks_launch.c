@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "io/clock.h"
 #include "tools/ranks.h"
 #include "tools/scratch.h"
 
@@ -48,10 +49,11 @@ static void catch_signals(void)
 /* ---- the run ---- */
 
 typedef struct launch {
-    pid_t pid;     /* of mpirun */
-    int out, err;  /* the reading ends of its streams; -1: closed */
-    int ended;     /* a second signal has come */
-    int unwritten; /* nobody reads what the ranks print */
+    pid_t pid;        /* of mpirun */
+    int over;         /* it has ended */
+    int out, err;     /* the reading ends of its streams; -1: closed */
+    int64_t ended_ns; /* when a second signal has come; 0: none has */
+    int unwritten;    /* nobody reads what the ranks print */
 } launch;
 
 /* A group of its own, so that a terminal's signals reach this process alone; and it ends with this process. The signals of
@@ -93,16 +95,19 @@ static ot_status start(char **words, launch *l)
 }
 
 /* mpirun ends everything at once on the signals that end it, but gives these two to its ranks, for which any number of them is
- * one request: they are sent until all have ended, since those that come early are lost. */
+ * one request: they are sent until all have ended, since those that come early are lost. Ranks without an mpirun end, too. */
 static void hand_on(launch *l)
 {
-    if (stops == 0)
+    const int64_t patience_ns = 2000000000;
+    if (l->over)
         return;
-    kill(l->pid, first_stop == SIGINT ? SIGUSR1 : SIGUSR2);
-    if (stops > 1 && !l->ended) {
+    if (stops == 1)
+        kill(l->pid, first_stop == SIGINT ? SIGUSR1 : SIGUSR2);
+    else if (stops > 1 && l->ended_ns == 0) {
         kill(l->pid, SIGTERM);
-        l->ended = 1;
-    }
+        l->ended_ns = ot_clock_ns();
+    } else if (stops > 1 && ot_clock_ns() - l->ended_ns > patience_ns)
+        kill(l->pid, SIGKILL);
 }
 
 /* A reader that is gone ends no training: the rest goes nowhere. */
@@ -133,25 +138,25 @@ static void relay(launch *l, int *from, int to)
     }
 }
 
-/* Until mpirun has ended; returns how. */
+/* Until mpirun has ended; returns how. What a dead one has printed is there, and what others could add is not waited for. */
 static int watch(launch *l)
 {
-    enum { LOOK_MS = 100 };
-    int state = 0, over = 0;
+    enum { LOOK_MS = 100, END_MS = 5 };
+    int state = 0;
     for (;;) {
         struct pollfd ends[2] = {{.fd = l->out, .events = POLLIN}, {.fd = l->err, .events = POLLIN}};
+        int is_silent = l->out < 0 && l->err < 0;
         hand_on(l);
-        /* What a dead mpirun has printed is there; the rest of what could come is not waited for. */
-        int ready = l->out < 0 && l->err < 0 ? 0 : poll(ends, 2, over ? 0 : LOOK_MS);
+        int ready = poll(ends, 2, l->over ? 0 : is_silent ? END_MS : LOOK_MS);
         if (ready > 0 && ends[0].revents != 0)
             relay(l, &l->out, STDOUT_FILENO);
         if (ready > 0 && ends[1].revents != 0)
             relay(l, &l->err, STDERR_FILENO);
-        if (ready > 0 || (ready < 0 && errno == EINTR))
+        if (ready > 0)
             continue;
-        if (over)
+        if (l->over)
             return state;
-        over = waitpid(l->pid, &state, l->out < 0 && l->err < 0 ? 0 : WNOHANG) == l->pid;
+        l->over = waitpid(l->pid, &state, WNOHANG) == l->pid;
     }
 }
 
@@ -167,9 +172,9 @@ static ot_status judge(const launch *l, int state)
     int code = WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
     if (code == OT_OK)
         return l->unwritten ? ot_fail(OT_ERR_IO, "cannot write the output") : OT_OK;
-    if (first_stop != 0 && (l->ended || !is_ours(code)))
+    if (first_stop != 0 && (l->ended_ns != 0 || !is_ours(code)))
         return ot_fail(first_stop == SIGINT ? OT_STOPPED_INT : OT_STOPPED_TERM,
-                       "stopped at once, the ranks were ended");
+                       "stopped, the ranks were ended");
     if (is_ours(code))
         return ot_fail((ot_status)code, "%s", ""); /* which the ranks have told */
     if (code > 128 && code < 128 + NSIG)
