@@ -26,11 +26,9 @@ static uint64_t usable_memory(uint64_t bytes)
     return without(bytes, (UINT64_C(256) << 20) + bytes / 32);
 }
 
-/* Ranks that share this machine's memory and drives. */
-static uint64_t local_ranks(const ot_job *job)
+uint64_t ot_job_machine_bytes(const ot_job *job, ot_tier tier, uint64_t bytes)
 {
-    int launched = ot_group_launched_here();
-    return launched > 0 && launched < job->flags->ranks ? (uint64_t)launched : (uint64_t)job->flags->ranks;
+    return tier == OT_TIER_DEVICE ? bytes : bytes * job->local_ranks;
 }
 
 static ot_status find_memory(ot_job *job)
@@ -38,7 +36,7 @@ static ot_status find_memory(ot_job *job)
     const ot_train_flags *flags = job->flags;
     ot_limits *limits = &job->limits;
     OT_TRY(ot_memory_budget_read("", &job->memory));
-    uint64_t ranks = local_ranks(job), memory = usable_memory(job->memory.bytes) / ranks;
+    uint64_t ranks = job->local_ranks, memory = usable_memory(job->memory.bytes) / ranks;
     uint64_t host_mem = flags->host_mem / ranks;
     /* What another machine has is for the flag to say. */
     if (job->card != NULL)
@@ -121,6 +119,6 @@ ot_status ot_job_find_limits(ot_job *job)
         OT_TRY(find_given_drives(job));
     else
         find_own_drive(job);
-    job->limits.nvme /= local_ranks(job);
+    job->limits.nvme /= job->local_ranks;
     return OT_OK;
 }

@@ -15,7 +15,7 @@
 
 /* What may be taken, in bytes. */
 typedef struct ot_limits {
-    uint64_t device, host, nvme; /* each tier's cap */
+    uint64_t device, host, nvme; /* each tier's cap, of one rank */
     uint64_t memory; /* device and host together, where both are this machine's RAM; else UINT64_MAX */
 } ot_limits;
 
@@ -32,6 +32,7 @@ typedef struct ot_job {
     int batch_fixed;      /* B and M were given */
     size_t sequences;     /* of a step, of all ranks */
     size_t share;         /* of them one rank's: B*M */
+    uint64_t local_ranks; /* that share this machine's cores, memory and drives */
 
     ot_memory_budget memory; /* as found */
     ot_limits limits;
@@ -83,6 +84,10 @@ const ot_list *ot_steady_list(const ot_plan *plan);
 
 /* Work of a step of one rank without recompute: three times forward. */
 double ot_job_model_flops(const ot_job *job);
+
+/* What the flag or the machine must have for one rank to have so many bytes of a tier: of host and drives what the ranks of the
+ * machine have together. */
+uint64_t ot_job_machine_bytes(const ot_job *job, ot_tier tier, uint64_t bytes);
 
 /* What the limits of this machine are: budgets.c. */
 ot_status ot_job_find_limits(ot_job *job) OT_MUST_CHECK;

@@ -14,16 +14,16 @@
 
 /* ---- joining ---- */
 
-ot_status ot_ranks_share_threads(const ot_train_flags *flags, int64_t ranks, int64_t *threads)
+ot_status ot_ranks_share_threads(const ot_train_flags *flags, int64_t ranks, int *threads)
 {
     ot_team *team;
-    *threads = flags->threads;
-    if (*threads != OT_AUTO_INT)
+    *threads = (int)flags->threads;
+    if (flags->threads != OT_AUTO_INT)
         return OT_OK;
     OT_TRY(ot_team_open(0, &team));
-    *threads = ot_team_count(team) / ranks;
-    *threads = *threads > 0 ? *threads : 1;
+    int cores = ot_team_count(team);
     ot_team_close(team);
+    *threads = cores > ranks ? cores / (int)ranks : 1;
     return OT_OK;
 }
 
@@ -43,8 +43,11 @@ ot_status ot_ranks_join(ot_train_flags *flags, ot_group **out)
     if (launched > 0 && launched != flags->ranks)
         return ot_fail(OT_ERR_USAGE, "--ranks %lld, but the launcher has started %d", (long long)flags->ranks,
                        launched);
-    if (flags->ranks > 1 && has_all_cores())
-        OT_TRY(ot_ranks_share_threads(flags, ot_group_launched_here(), &flags->threads));
+    if (flags->ranks > 1 && has_all_cores()) {
+        int threads;
+        OT_TRY(ot_ranks_share_threads(flags, ot_group_launched_here(), &threads));
+        flags->threads = threads;
+    }
     return flags->ranks > 1 ? ot_group_open(&options, out) : OT_OK;
 }
 

@@ -18,7 +18,7 @@ int ot_ranks_must_launch(const ot_train_flags *flags);
 ot_status ot_ranks_launch(const ot_train_flags *flags, int argc, char **argv) OT_MUST_CHECK;
 
 /* What one of so many ranks of this machine gets of its cores. */
-ot_status ot_ranks_share_threads(const ot_train_flags *flags, int64_t ranks, int64_t *threads) OT_MUST_CHECK;
+ot_status ot_ranks_share_threads(const ot_train_flags *flags, int64_t ranks, int *threads) OT_MUST_CHECK;
 
 /* Joins the ranks that a launcher has started; `*out` is NULL where there is one alone. Those of one machine share its cores,
  * unless the launcher has shared them out: `flags->threads`. */

@@ -200,14 +200,14 @@ typedef struct command {
 static ot_status write_command(const ot_train_flags *flags, int argc, char **argv, char *scratch,
                                command *out)
 {
-    int64_t threads;
+    int threads;
     ssize_t length = readlink("/proc/self/exe", out->self, sizeof out->self - 1);
     if (length <= 0)
         return ot_fail(OT_ERR_INTERNAL, "--ranks: /proc does not say which program this is");
     out->self[length] = '\0';
     OT_TRY(ot_ranks_share_threads(flags, flags->ranks, &threads));
     snprintf(out->count, sizeof out->count, "%lld", (long long)flags->ranks);
-    snprintf(out->cores, sizeof out->cores, "%lld", (long long)threads);
+    snprintf(out->cores, sizeof out->cores, "%d", threads);
     char *own[OWN_WORDS] = {"mpirun",
                             "--quiet",
                             "--oversubscribe",

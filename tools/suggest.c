@@ -101,18 +101,18 @@ enum { CAP_TEXT_BYTES = 96 };
 static const char *cap_text(const ot_job *job, int tier, uint64_t cap, char out[CAP_TEXT_BYTES])
 {
     char need[OT_SIZE_TEXT_BYTES], have[OT_SIZE_TEXT_BYTES];
-    ot_format_size(cap, need);
-    if (tier == OT_TIER_DEVICE)
-        snprintf(out, CAP_TEXT_BYTES, "%s of %s (have %s)",
-                 job->flags->gpu_mem != OT_AUTO_SIZE ? "--gpu-mem" : "a GPU with memory", need,
-                 ot_format_size(job->limits.device, have));
-    else if (tier == OT_TIER_HOST)
-        snprintf(out, CAP_TEXT_BYTES, "%s of %s (have %s)",
-                 job->flags->host_mem != OT_AUTO_SIZE ? "--host-mem" : "RAM", need,
-                 ot_format_size(job->limits.host, have));
+    const uint64_t caps[OT_TIERS] = {job->limits.device, job->limits.host, job->limits.nvme};
+    const ot_train_flags *flags = job->flags;
+    ot_format_size(ot_job_machine_bytes(job, (ot_tier)tier, cap), need);
+    ot_format_size(ot_job_machine_bytes(job, (ot_tier)tier, caps[tier]), have);
+    if (tier == OT_TIER_NVME)
+        snprintf(out, CAP_TEXT_BYTES, "%s free under --nvme (have %s)", need, have);
     else
-        snprintf(out, CAP_TEXT_BYTES, "%s free under --nvme (have %s)", need,
-                 ot_format_size(job->limits.nvme, have));
+        snprintf(out, CAP_TEXT_BYTES, "%s of %s (have %s)",
+                 tier == OT_TIER_HOST             ? flags->host_mem != OT_AUTO_SIZE ? "--host-mem" : "RAM"
+                 : flags->gpu_mem != OT_AUTO_SIZE ? "--gpu-mem"
+                                                  : "a GPU with memory",
+                 need, have);
     return out;
 }
 
@@ -172,7 +172,8 @@ static void suggest_formats(const ot_job *job, const ot_training *training, ot_s
     }
     uint64_t cap = smallest_cap(job, &t, OT_TIER_NVME);
     if (cap > 0)
-        add(out, "--state-dtype int8 with %s free under --nvme", ot_format_size(cap, need));
+        add(out, "--state-dtype int8 with %s free under --nvme",
+            ot_format_size(ot_job_machine_bytes(job, OT_TIER_NVME, cap), need));
 }
 
 static void suggest_stage(const ot_job *job, const ot_training *training, ot_suggestions *out)
