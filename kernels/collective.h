@@ -36,6 +36,7 @@ ot_status ot_group_check_launch(void) OT_MUST_CHECK;
  * and WORLD_SIZE) has started this process, how many of them on this machine (0: none has), and which of
  * these this one is, from 0 (0, too, without a launcher). */
 int ot_group_launched(void);
+const char *ot_group_launched_by(void); /* the variable that says how many; NULL: none */
 int ot_group_launched_here(void);
 int ot_group_launched_local(void);
 

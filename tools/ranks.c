@@ -41,8 +41,8 @@ ot_status ot_ranks_join(ot_train_flags *flags, ot_group **out)
     *out = NULL;
     OT_TRY(ot_group_check_launch());
     if (launched > 0 && launched != flags->ranks)
-        return ot_fail(OT_ERR_USAGE, "--ranks %lld, but the launcher has started %d", (long long)flags->ranks,
-                       launched);
+        return ot_fail(OT_ERR_USAGE, "--ranks %lld, but the launcher has started %d (%s)",
+                       (long long)flags->ranks, launched, ot_group_launched_by());
     if (flags->ranks > 1 && has_all_cores()) {
         int threads;
         OT_TRY(ot_ranks_share_threads(flags, ot_group_launched_here(), &threads));
@@ -53,8 +53,14 @@ ot_status ot_ranks_join(ot_train_flags *flags, ot_group **out)
 
 ot_status ot_ranks_refuse(const ot_train_flags *flags, const char *command)
 {
+    const char *variable = ot_group_launched_by();
     if (flags->ranks <= 1)
         return OT_OK;
+    if (variable != NULL)
+        return ot_fail(OT_ERR_USAGE,
+                       "%s=%lld in the environment: offtrain %s runs on one rank; unset it, or start it once "
+                       "without a launcher",
+                       variable, (long long)flags->ranks, command);
     return ot_fail(OT_ERR_USAGE, "--ranks %lld: offtrain %s runs on one rank", (long long)flags->ranks,
                    command);
 }

@@ -184,6 +184,16 @@ static void an_incomplete_world_is_told(void **state)
         expect_in(result.err, worlds[i][1]);
     }
     must_train("--max-steps 1");
+    static const char *const commands[] = {"eval", "generate --prompt x", "tune"};
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        process_run(&result,
+                    "env RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 " OT_COMMAND
+                    " %s --model tiny",
+                    commands[i]);
+        assert_int_equal(result.code, 2);
+        expect_in(result.err, "WORLD_SIZE=2 in the environment: offtrain ");
+        assert_null(strstr(result.err, "--ranks"));
+    }
 }
 
 /* What each rank would do in its own way, found before the first step. */
