@@ -107,6 +107,12 @@ typedef struct ot_rates {
     int nvme_half_duplex;            /* reads and writes take turns: together they have the rate of one */
 } ot_rates;
 
+/* Of a field of ranks, in which 0 is one. */
+static inline int ot_rank_count(int ranks)
+{
+    return ranks > 1 ? ranks : 1;
+}
+
 /* Elements of each rank's shard of a layer (ZeRO-3): all alike, the last ones padded, whole blocks of sums. */
 static inline uint64_t ot_shard_params(uint64_t params, int ranks)
 {
