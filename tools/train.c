@@ -142,19 +142,21 @@ static ot_status make_folder(ot_run *r, int argc, char **argv)
     return ot_checkpoint_sweep(r->dir.path);
 }
 
-/* The run's folder is rank 0's to make, and the others' to know. */
+/* The run's folder is rank 0's to make, and the others' to know. What they have on drives is rank 0's plan to say. */
 static ot_status open_folder(ot_run *r, int argc, char **argv)
 {
+    uint64_t chunks = r->job.plan->nvme_chunk_count;
     OT_TRY(agree(r, make_folder(r, argc, argv)));
     OT_TRY(ot_group_broadcast(r->group, "the run's folder", 0, r->dir.path, sizeof r->dir.path));
+    OT_TRY(ot_group_broadcast(r->group, "the chunks on drives", 0, &chunks, sizeof chunks));
     r->dir.directory = r->dir.path;
     if (r->flags.nvme.count == 0) {
-        if (r->silent)
+        if (r->silent && chunks > 0)
             OT_TRY(ot_path_make_folders(r->dir.path)); /* on another machine it need not be there */
         r->job.training.directories = &r->dir.directory;
         r->job.training.directory_count = 1;
     }
-    return ot_ranks_make_folders(r->group, &r->job.training, &r->folders);
+    return chunks > 0 ? ot_ranks_make_folders(r->group, &r->job.training, &r->folders) : OT_OK;
 }
 
 static ot_status open_job(ot_run *r)
