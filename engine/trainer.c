@@ -510,7 +510,6 @@ ot_status ot_trainer_evaluate(ot_trainer *t, uint64_t trained_tokens, double *lo
 {
     OT_TRY(ot_trainer_drain(t));
     OT_TRY(run_list(t, OT_LIST_EVAL));
-    OT_TRY(ot_trainer_sum_tokens(t, &trained_tokens));
     OT_TRY(ot_group_sum(t->training.group, "loss", t->host_loss_sum, 1));
     *loss = *t->host_loss_sum / (double)trained_tokens;
     return OT_OK;

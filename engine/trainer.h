@@ -97,7 +97,7 @@ ot_status ot_trainer_step(ot_trainer *trainer, double lr, uint64_t trained_token
 /* Runs the update that is still due, if one is. */
 ot_status ot_trainer_drain(ot_trainer *trainer) OT_MUST_CHECK;
 
-/* Mean loss over `trained_tokens` of the data, nothing changed. Drains first. */
+/* Mean loss over `trained_tokens` > 0 of the data, those of all ranks; nothing changed. Drains first. */
 ot_status ot_trainer_evaluate(ot_trainer *trainer, uint64_t trained_tokens, double *loss) OT_MUST_CHECK;
 
 /* logits [V] (FP32, host) of one row of one sequence of the first micro-batch: the forward pass over it, and of the head that

@@ -12,7 +12,8 @@ static atomic_int stop_signal;
 static void on_signal(int number)
 {
     int none = 0;
-    if (!atomic_compare_exchange_strong(&stop_signal, &none, number))
+    if (!atomic_compare_exchange_strong(&stop_signal, &none, number) && number != SIGUSR1 &&
+        number != SIGUSR2)
         _exit(128 + number);
 }
 

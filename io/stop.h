@@ -1,5 +1,6 @@
 /* A clean end on SIGINT, SIGTERM and SIGHUP (the terminal is gone; as SIGTERM), and, as mpirun hands them
- * on, on SIGUSR1 (as SIGINT) and SIGUSR2 (as SIGTERM): the first signal asks for it, a second one stops the process at once.
+ * on, on SIGUSR1 (as SIGINT) and SIGUSR2 (as SIGTERM): the first signal asks for it, a second one of the former stops the process at
+ * once; the latter may come any number of times.
  * The request is process-wide, as signals are. */
 #ifndef OT_IO_STOP_H
 #define OT_IO_STOP_H

@@ -72,19 +72,21 @@ static void list_missing(const ot_group *group, char *out, size_t size)
     }
 }
 
-ot_status ot_group_fail(const ot_group *group, uint64_t step, ot_group_verb verb, const char *what,
+ot_status ot_group_fail(ot_group *group, uint64_t step, ot_group_verb verb, const char *what,
                         const char *reason)
 {
+    if (!atomic_load_explicit(&group->cancelled, memory_order_relaxed))
+        atomic_store_explicit(&group->failed, 1, memory_order_relaxed);
     return ot_fail(OT_ERR_DEVICE, "rank %d of %d, step %llu, %s of %s: %s", group->rank, group->size,
                    (unsigned long long)step, verb_names[verb], what, reason);
 }
 
-static ot_status fail(const ot_group *group, ot_group_verb verb, const char *what, const char *reason)
+static ot_status fail(ot_group *group, ot_group_verb verb, const char *what, const char *reason)
 {
     return ot_group_fail(group, group->step, verb, what, reason);
 }
 
-static ot_status time_out(const ot_group *group, ot_group_verb verb, const char *what)
+static ot_status time_out(ot_group *group, ot_group_verb verb, const char *what)
 {
     char missing[128], reason[256];
     list_missing(group, missing, sizeof missing);
@@ -410,8 +412,25 @@ void ot_group_close(ot_group *group)
     free_group(group);
 }
 
-void ot_group_abort(ot_group *group, int code)
+void ot_group_leave(ot_group *group, int code)
 {
     if (group != NULL)
-        group->transport->abort(group->transport, code);
+        group->transport->leave(group->transport, code);
+}
+
+int ot_group_left(ot_group *group, int *rank)
+{
+    int code = 0;
+    *rank = 0;
+    for (int peer = 0; group != NULL && peer < group->size && code == 0; peer++)
+        if (peer != group->rank) {
+            code = group->transport->left(group->transport, peer);
+            *rank = peer;
+        }
+    return code;
+}
+
+int ot_group_has_failed(const ot_group *group)
+{
+    return group != NULL && atomic_load_explicit(&group->failed, memory_order_relaxed);
 }

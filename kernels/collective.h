@@ -8,7 +8,7 @@
  * `what` names the object in messages ("model.layers.3"); it lives until the operation has run. An operation
  * that has waited for longer than the group's timeout, or for a rank of this machine that has died, fails
  * with OT_ERR_DEVICE; the text names this rank, the step, the operation and, unless it was a device's own,
- * the ranks that did not come. After a failure a group is good for ot_group_detach and ot_group_abort alone.
+ * the ranks that did not come. After a failure a group is good for ot_group_detach, ot_group_left and ot_group_leave alone.
  *
  * NULL is a group of one, for which every operation is nothing. */
 #ifndef OT_KERNELS_COLLECTIVE_H
@@ -36,6 +36,7 @@ ot_status ot_group_check_launch(void) OT_MUST_CHECK;
  * and WORLD_SIZE) has started this process, how many of them on this machine (0: none has), and which of
  * these this one is, from 0 (0, too, without a launcher). */
 int ot_group_launched(void);
+const char *ot_group_launched_by(void); /* the variable that says how many; NULL: none */
 int ot_group_launched_here(void);
 int ot_group_launched_local(void);
 
@@ -47,9 +48,16 @@ ot_status ot_group_open(const ot_group_options *options, ot_group **out) OT_MUST
 /* Leaves the group when all ranks do; nothing is under way. NULL is allowed. */
 void ot_group_close(ot_group *group);
 
-/* Ends the processes of all ranks with this exit code, after a failure that this rank has told about. With
- * NULL it returns. */
-void ot_group_abort(ot_group *group, int code);
+/* In place of ot_group_close after a failure: tells the others that this rank goes with this exit code and says why
+ * itself. They find out when they wait for it, once its process has ended. Blocks for a second at most. */
+void ot_group_leave(ot_group *group, int code);
+
+/* After a failure: whether another rank has gone so, and so is the reason. Returns its code, and which one in `rank`; 0: none
+ * has. */
+int ot_group_left(ot_group *group, int *rank);
+
+/* Whether one of the operations has failed for another rank's sake or the transport's: their texts name this rank. */
+int ot_group_has_failed(const ot_group *group);
 
 /* Makes the operation under way and all later ones fail soon: this rank will not go on. Any thread. */
 void ot_group_cancel(ot_group *group);

@@ -45,7 +45,7 @@ struct ot_group {
     int rank, size;
     int64_t timeout_ns;
     uint64_t step;
-    atomic_int cancelled;
+    atomic_int cancelled, failed;
     char *pieces; /* what has come from each rank, to be summed */
     ot_parcel parcels[OT_PARCELS_MAX];
     size_t parcel_count;
@@ -61,7 +61,7 @@ struct ot_group {
 /* ---- collective.c ---- */
 
 /* Fails with this rank, the step, the operation and the reason. */
-ot_status ot_group_fail(const ot_group *group, uint64_t step, ot_group_verb verb, const char *what,
+ot_status ot_group_fail(ot_group *group, uint64_t step, ot_group_verb verb, const char *what,
                         const char *reason) OT_MUST_CHECK;
 
 /* Whether the process of a rank of this machine is gone. */

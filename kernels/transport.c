@@ -27,12 +27,14 @@ static int first_of_list(const char *name)
     return value > 0 ? value : 0;
 }
 
-/* Of the names, up to NULL, the first that is there, above 0. */
-static int first_number(const char *const names[])
+/* Of the names, up to NULL, the first that is there, above 0; and which it is. */
+static int first_number(const char *const names[], const char **name)
 {
     for (size_t i = 0; names[i] != NULL; i++)
-        if (number(names[i]) > 0)
+        if (number(names[i]) > 0) {
+            *name = names[i];
             return number(names[i]);
+        }
     return 0;
 }
 
@@ -56,7 +58,8 @@ static int is_in_environment(ot_world *world)
         int size = number(sizes[i]), rank = number(ranks[i]);
         if (size < 1 || rank < 0 || rank >= size)
             continue;
-        *world = (ot_world){.size = size, .rank = rank, .host = host, .port = meeting_port(port)};
+        *world = (ot_world){
+            .size = size, .named_by = sizes[i], .rank = rank, .host = host, .port = meeting_port(port)};
         return 1;
     }
     return 0;
@@ -68,12 +71,14 @@ void ot_world_find(ot_world *world)
     static const char *const by_srun[] = {"SLURM_STEP_NUM_TASKS", NULL};
     static const char *const here[] = {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE",
                                        NULL};
-    *world = (ot_world){.size = first_number(by_mpi)};
+    const char *ignored;
+    *world = (ot_world){.size = 0};
+    world->size = first_number(by_mpi, &world->named_by);
     if (world->size == 0 && !is_in_environment(world))
-        world->size = first_number(by_srun);
+        world->size = first_number(by_srun, &world->named_by);
     if (world->size == 0)
         return;
-    world->here = first_number(here);
+    world->here = first_number(here, &ignored);
     if (world->here == 0)
         world->here = first_of_list("SLURM_STEP_TASKS_PER_NODE");
     if (world->here == 0 || world->here > world->size)
@@ -109,6 +114,13 @@ int ot_group_launched(void)
     ot_world world;
     ot_world_find(&world);
     return world.size;
+}
+
+const char *ot_group_launched_by(void)
+{
+    ot_world world;
+    ot_world_find(&world);
+    return world.named_by;
 }
 
 int ot_group_launched_here(void)

@@ -12,7 +12,7 @@
 #include "io/status.h"
 
 enum {
-    OT_TRANSPORT_VERSION = 1, /* one more for every change of this file */
+    OT_TRANSPORT_VERSION = 2, /* one more for every change of this file */
     OT_RANKS_MAX = 64,
     OT_PARCELS_MAX = 2 * OT_RANKS_MAX,
     OT_PARCEL_BYTES_MAX = 1 << 30,
@@ -37,8 +37,11 @@ struct ot_transport {
     int (*test)(ot_transport *transport);
     /* Leaves the group, and returns when all ranks do. */
     void (*close)(ot_transport *transport);
-    /* Ends the processes of all ranks, this one included, with an exit code. */
-    void (*abort)(ot_transport *transport, int code);
+    /* Tells the others that this rank goes, after a failure that it tells itself, and with which exit code. Blocks for a second
+     * at most; nothing but `left` works afterwards. */
+    void (*leave)(ot_transport *transport, int code);
+    /* The code with which a peer has gone so; 0: it has not, or the word has not come. */
+    int (*left)(ot_transport *transport, int peer);
 };
 
 /* The transport of this process, or NULL with the reason in `error`. */
@@ -48,6 +51,7 @@ typedef ot_transport *ot_transport_entry(uint32_t version, char error[OT_TRANSPO
 /* The ranks that a launcher has started, by its variables in the environment. */
 typedef struct ot_world {
     int size; /* 0: none has */
+    const char *named_by; /* the variable that says so; NULL: none */
     int here; /* of them on this machine; all, where the launcher does not say */
     /* Where they are to meet by TCP; NULL: MPI knows, and the rank, too. */
     const char *host;

@@ -25,6 +25,8 @@ enum {
     RETRY_MS = 50, /* while rank 0 does not listen yet */
     GOODBYE_S = 30,
     GOODBYE_TAG = -1,
+    FAREWELL_TAG = -2, /* a header alone, whose bytes are an exit code */
+    FAREWELL_S = 1,
     HOST_BYTES = 64,
 };
 
@@ -54,6 +56,7 @@ typedef struct way {
 typedef struct connection {
     int fd;
     way in, out;
+    int left; /* the code of a farewell */
 } connection;
 
 typedef struct tcp_transport {
@@ -95,6 +98,10 @@ static int check_header(tcp_transport *t, const ot_parcel *parcel, const way *w)
 {
     if (w->header.tag == t->tag && w->header.bytes == parcel->bytes)
         return 0;
+    if (w->header.tag == FAREWELL_TAG) {
+        t->links[parcel->peer].left = (int)w->header.bytes;
+        return lost(t, parcel->peer, "it has failed, and says why");
+    }
     snprintf(
         t->base.error, sizeof t->base.error,
         "rank %d has sent %llu bytes of operation %lld, expected %zu of %d: the ranks do not do the same; "
@@ -191,11 +198,41 @@ static void tcp_close(ot_transport *base)
     free_transport(t);
 }
 
-/* The others lose the connection, and end for that. */
-static void tcp_abort(ot_transport *base, int code)
+/* A connection that is closed before all that came on it has been taken loses what was sent, too; the others close theirs when
+ * they have got the word. One with half a parcel under way has no place for it. */
+static void tcp_leave(ot_transport *base, int code)
 {
-    (void)base;
-    _exit(code);
+    tcp_transport *t = (tcp_transport *)base;
+    const header word = {FAREWELL_TAG, (uint64_t)code};
+    char ignored[4096];
+    int64_t deadline = ot_clock_ns() + FAREWELL_S * INT64_C(1000000000);
+    for (int peer = 0; peer < base->size; peer++) {
+        const connection *l = &t->links[peer];
+        if (l->fd < 0)
+            continue;
+        if (l->out.moved == 0)
+            (void)send(l->fd, &word, sizeof word, MSG_NOSIGNAL | MSG_DONTWAIT);
+        shutdown(l->fd, SHUT_WR);
+    }
+    for (int peer = 0; peer < base->size; peer++)
+        for (int fd = t->links[peer].fd; fd >= 0 && ot_clock_ns() < deadline;) {
+            ssize_t moved = recv(fd, ignored, sizeof ignored, MSG_DONTWAIT);
+            if (moved == 0 || (moved < 0 && errno != EAGAIN && errno != EINTR))
+                break;
+            if (moved < 0)
+                nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        }
+}
+
+/* Of a peer that nothing is expected of the word still lies in the connection. */
+static int tcp_left(ot_transport *base, int peer)
+{
+    connection *l = &((tcp_transport *)base)->links[peer];
+    header word = {0, 0};
+    if (l->left == 0 && l->in.moved == 0 &&
+        recv(l->fd, &word, sizeof word, MSG_PEEK | MSG_DONTWAIT) == sizeof word && word.tag == FAREWELL_TAG)
+        l->left = (int)word.bytes;
+    return l->left;
 }
 
 /* ---- connections ---- */
@@ -273,23 +310,22 @@ static int connect_one(const struct addrinfo *to, int64_t deadline)
     return -1;
 }
 
-static struct addrinfo *look_up(const address *at, int flags)
+/* NULL with getaddrinfo's code where the name is not known. */
+static struct addrinfo *look_up(const address *at, int flags, int *unknown)
 {
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = flags};
     struct addrinfo *found = NULL;
     char port[16];
     snprintf(port, sizeof port, "%u", at->port);
-    if (getaddrinfo(at->host, port, &hints, &found) == 0)
-        return found;
-    errno = EHOSTUNREACH;
-    return NULL;
+    *unknown = getaddrinfo(at->host, port, &hints, &found);
+    return *unknown == 0 ? found : NULL;
 }
 
 /* Again and again: who is wanted may be slower to start, and its name to be known. */
-static int connect_to(const address *to, int64_t deadline)
+static int connect_to(const address *to, int64_t deadline, int *unknown)
 {
     for (;;) {
-        struct addrinfo *found = look_up(to, 0);
+        struct addrinfo *found = look_up(to, 0, unknown);
         int fd = -1;
         for (const struct addrinfo *a = found; a != NULL && fd < 0; a = a->ai_next)
             fd = connect_one(a, deadline);
@@ -331,8 +367,8 @@ static int listen_anywhere(uint32_t port)
 /* At the address that was asked for, or anywhere where that is not this machine's own name for itself. */
 static int listen_as_asked(const address *at)
 {
-    struct addrinfo *found = look_up(at, AI_PASSIVE);
-    int fd = -1;
+    int fd = -1, unknown;
+    struct addrinfo *found = look_up(at, AI_PASSIVE, &unknown);
     errno = EADDRNOTAVAIL;
     for (const struct addrinfo *a = found; a != NULL && fd < 0 && errno != EADDRINUSE; a = a->ai_next)
         fd = listen_at(a->ai_addr, a->ai_addrlen);
@@ -373,6 +409,7 @@ typedef struct meeting {
     tcp_transport *t;
     address master, all[OT_RANKS_MAX];
     int listener;
+    int unknown; /* why the name of the one called last has no address, as getaddrinfo says it; 0: it has */
     int64_t deadline;
 } meeting;
 
@@ -381,7 +418,8 @@ static int fail_meeting(const meeting *m, const char *what)
     ot_transport *base = &m->t->base;
     snprintf(base->error, sizeof base->error,
              "rank %d of %d, at %.64s port %u (MASTER_ADDR, MASTER_PORT): %.80s: %s", base->rank, base->size,
-             m->master.host, m->master.port, what, strerror(errno));
+             m->master.host, m->master.port, what,
+             m->unknown != 0 && m->unknown != EAI_SYSTEM ? gai_strerror(m->unknown) : strerror(errno));
     return -1;
 }
 
@@ -456,7 +494,7 @@ static int follow(meeting *m)
     m->listener = listen_anywhere(0);
     if (m->listener < 0)
         return fail_meeting(m, "cannot listen at a port of its own");
-    t->links[0].fd = connect_to(&m->master, m->deadline);
+    t->links[0].fd = connect_to(&m->master, m->deadline, &m->unknown);
     if (t->links[0].fd < 0)
         return fail_meeting(m, "rank 0 does not answer");
     if (say_hello(m, t->links[0].fd) != 0 ||
@@ -468,7 +506,7 @@ static int follow(meeting *m)
         to->host[HOST_BYTES - 1] = '\0';
         if (is_local(to->host))
             memcpy(to->host, first_host, sizeof first_host);
-        t->links[peer].fd = connect_to(to, m->deadline);
+        t->links[peer].fd = connect_to(to, m->deadline, &m->unknown);
         if (t->links[peer].fd < 0 || say_hello(m, t->links[peer].fd) != 0)
             return fail_meeting(m, "another rank does not answer");
     }
@@ -490,7 +528,8 @@ ot_status ot_transport_open_tcp(const ot_world *world, double timeout_s, ot_tran
                              .start = tcp_start,
                              .test = tcp_test,
                              .close = tcp_close,
-                             .abort = tcp_abort};
+                             .leave = tcp_leave,
+                             .left = tcp_left};
     for (int peer = 0; peer < OT_RANKS_MAX; peer++)
         t->links[peer].fd = -1;
     meeting m = {.t = t, .listener = -1, .deadline = deadline_in(timeout_s), .master.port = world->port};

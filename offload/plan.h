@@ -110,6 +110,12 @@ typedef struct ot_rates {
         device_memory; /* bytes a second of what the device's memory bounds: updates on the compute lane; 0: no bound */
 } ot_rates;
 
+/* Of a field of ranks, in which 0 is one. */
+static inline int ot_rank_count(int ranks)
+{
+    return ranks > 1 ? ranks : 1;
+}
+
 /* Elements of each rank's shard of a layer (ZeRO-3): all alike, the last ones padded, whole blocks of sums. */
 static inline uint64_t ot_shard_params(uint64_t params, int ranks)
 {

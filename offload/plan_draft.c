@@ -75,7 +75,7 @@ static ot_status check_length(const ot_plan_request *request, size_t chunks)
 
 static ot_status check_ranks(const ot_plan_request *request)
 {
-    int ranks = request->ranks > 1 ? request->ranks : 1;
+    int ranks = ot_rank_count(request->ranks);
     if (request->ranks < 0 || request->rank < 0 || request->rank >= ranks)
         return ot_fail(OT_ERR_USAGE, "rank %d of %d: expected 0 to %d", request->rank, request->ranks,
                        ranks - 1);

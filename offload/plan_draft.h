@@ -142,8 +142,7 @@ static inline uint64_t ot_layer_shard(const ot_plan_request *request, size_t lay
 
 static inline uint64_t ot_layer_whole(const ot_plan_request *request, size_t layer)
 {
-    uint64_t ranks = request->ranks > 1 ? (uint64_t)request->ranks : 1;
-    return ot_layer_shard(request, layer) * ranks;
+    return ot_layer_shard(request, layer) * (uint64_t)ot_rank_count(request->ranks);
 }
 
 /* Of the chunks, those of this rank's shards. */

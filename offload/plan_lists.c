@@ -465,7 +465,7 @@ static void return_gradients(emitter *e, size_t m)
 
 static void reduce(emitter *e, int32_t layer)
 {
-    uint64_t peers = e->request->ranks > 1 ? (uint64_t)e->request->ranks - 1 : 0;
+    uint64_t peers = (uint64_t)ot_rank_count(e->request->ranks) - 1;
     ot_operation o = operation(peers > 0 ? OT_OP_SCATTER : OT_OP_REDUCE);
     int32_t sums = e->draft->sums[e->reduced++ % 2];
     o.layer = layer;

@@ -26,14 +26,7 @@ static uint64_t usable_memory(uint64_t bytes)
     return without(bytes, (UINT64_C(256) << 20) + bytes / 32);
 }
 
-/* Ranks that share this machine's memory and drives. */
-static uint64_t local_ranks(const ot_job *job)
-{
-    int launched = ot_group_launched_here();
-    return launched > 0 && launched < job->flags->ranks ? (uint64_t)launched : (uint64_t)job->flags->ranks;
-}
-
-uint64_t ot_job_machine_bytes(const ot_job *job, int tier, uint64_t bytes)
+uint64_t ot_job_machine_bytes(const ot_job *job, ot_tier tier, uint64_t bytes)
 {
     return tier == OT_TIER_DEVICE ? bytes : bytes * job->local_ranks;
 }
@@ -121,7 +114,6 @@ static void find_own_drive(ot_job *job)
 
 ot_status ot_job_find_limits(ot_job *job)
 {
-    job->local_ranks = local_ranks(job);
     OT_TRY(find_memory(job));
     if (job->flags->nvme.count > 0)
         OT_TRY(find_given_drives(job));

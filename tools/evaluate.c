@@ -16,7 +16,7 @@
 ot_status ot_evaluate(ot_trainer *trainer, const ot_training *training, const ot_dataset *dataset,
                       ot_evaluation *out)
 {
-    int ranks = training->ranks > 1 ? training->ranks : 1;
+    int ranks = ot_rank_count(training->ranks);
     uint64_t steps = ot_dataset_steps(dataset, training->B * training->M * (size_t)ranks);
     int64_t start = ot_clock_ns();
     double sum = 0;
@@ -30,7 +30,7 @@ ot_status ot_evaluate(ot_trainer *trainer, const ot_training *training, const ot
         OT_TRY(ot_group_sum(training->group, "evaluated tokens", &all, 1));
         if (all <= 0)
             continue;
-        OT_TRY(ot_trainer_evaluate(trainer, trained, &loss));
+        OT_TRY(ot_trainer_evaluate(trainer, (uint64_t)all, &loss));
         sum += loss * all;
         out->tokens += (uint64_t)all;
     }

@@ -9,6 +9,7 @@
 #include "io/path.h"
 #include "io/text.h"
 #include "kernels/device.h"
+#include "tools/ranks.h"
 
 /* ---- model and formats ---- */
 
@@ -109,6 +110,8 @@ static ot_status choose_training(ot_job *job)
     t->inference = flags->inference;
     t->ranks = (int)flags->ranks;
     t->ordinal = t->ranks > 1 ? ot_group_launched_local() : 0;
+    int launched = ot_group_launched_here();
+    job->local_ranks = (uint64_t)(launched > 0 && launched < t->ranks ? launched : t->ranks);
     t->zero = flags->zero == OT_AUTO_INT ? 0 : (int)flags->zero;
     t->threads = flags->threads == OT_AUTO_INT ? 0 : (int)flags->threads;
     t->io.backend = backend_of(flags->io);
@@ -160,29 +163,70 @@ static ot_status open_data(ot_job *job)
 
 /* ---- the machine ---- */
 
+/* Ranks that measure at the same time share the machine as they will in a step; those that are not there yet are thought of. */
+static uint64_t absent_ranks(const ot_job *job)
+{
+    return ot_group_launched() > 0 ? 1 : job->local_ranks;
+}
+
+/* What one of so many ranks has of the lanes that all share: a device that is this machine's processor, its memory, the
+ * optimizer's cores. */
+static void share_rates(uint64_t ranks, int shared, ot_rates *rates)
+{
+    static const ot_lane of_processor[] = {OT_LANE_COMPUTE, OT_LANE_H2D, OT_LANE_D2H, OT_LANE_COLLECTIVE};
+    rates->lane[OT_LANE_CPU] /= (double)ranks;
+    for (size_t i = 0; shared && i < sizeof of_processor / sizeof *of_processor; i++)
+        rates->lane[of_processor[i]] /= (double)ranks;
+}
+
+/* With the threads of all ranks, of which each then has its part. */
+static ot_status measure_for_absent(ot_job *job, const ot_device_options *own, uint64_t ranks)
+{
+    ot_training *t = &job->training;
+    ot_device_options all = *own;
+    ot_device_info info;
+    ot_device *device;
+    all.threads *= (int)ranks;
+    OT_TRY(ot_device_open(&all, &device));
+    ot_device_query(device, &info);
+    ot_status status = ot_rates_measure(device, t->dtype, all.threads, &t->rates);
+    ot_device_close(device);
+    share_rates(ranks, info.host_memory, &t->rates);
+    snprintf(job->device_kind, sizeof job->device_kind, "%s", info.kind);
+    return status;
+}
+
 static ot_status look_at_device(ot_job *job)
 {
     enum { MEASURE_BYTES = 1 << 30 }; /* a cap: a GPU's context and its libraries alone take half of it */
-    const ot_training *training = &job->training;
-    const ot_device_options options = {
+    ot_training *training = &job->training;
+    const uint64_t absent = absent_ranks(job);
+    if (absent > 1)
+        OT_TRY(ot_ranks_share_threads(job->flags, (int64_t)absent, &training->threads));
+    ot_device_options options = {
         .kind = job->flags->device,
         .ordinal = training->ordinal,
         .ranks = training->ranks,
         .memory_bytes = MEASURE_BYTES,
         .threads = training->threads,
     };
+    if (absent > 1) {
+        OT_TRY(measure_for_absent(job, &options, absent));
+        options.kind = job->device_kind; /* of auto what it has come to */
+    }
     OT_TRY(ot_device_open(&options, &job->device));
     ot_device_info info;
     ot_device_query(job->device, &info);
-    job->training.sizing_device = job->device;
+    training->sizing_device = job->device;
     job->shared = info.host_memory;
     snprintf(job->device_kind, sizeof job->device_kind, "%s", info.kind);
-    job->training.device = job->device_kind;
+    training->device = job->device_kind;
     job->limits.device = info.total_bytes;
     snprintf(job->device_name, sizeof job->device_name, "%s, %d %s", info.name, info.units,
              info.host_memory ? info.units == 1 ? "thread" : "threads" : "multiprocessors");
-    OT_TRY(ot_rates_measure(job->device, job->training.dtype, job->training.threads, &job->training.rates));
-    job->gemm_rate = job->training.rates.lane[OT_LANE_COMPUTE];
+    if (absent == 1)
+        OT_TRY(ot_rates_measure(job->device, training->dtype, training->threads, &training->rates));
+    job->gemm_rate = training->rates.lane[OT_LANE_COMPUTE];
     return OT_OK;
 }
 
@@ -190,6 +234,7 @@ static ot_status look_at_card(ot_job *job)
 {
     OT_TRY(ot_card_find(job->flags->gpu, &job->card));
     ot_rates_of_card(job->card, job->training.dtype, &job->training.rates);
+    share_rates(job->local_ranks, 0, &job->training.rates);
     job->limits.device = (uint64_t)(job->card->gibibytes * (double)(UINT64_C(1) << 30));
     snprintf(job->device_name, sizeof job->device_name, "%s, typical rates", job->card->name);
     return OT_OK;
@@ -203,8 +248,8 @@ static void apply_rates(ot_job *job)
         lane[OT_LANE_H2D] = lane[OT_LANE_D2H] = lane[OT_LANE_COLLECTIVE] = flags->pcie * 1e9;
     if (flags->nvme_gbs != OT_AUTO_REAL)
         lane[OT_LANE_NVME_READ] = lane[OT_LANE_NVME_WRITE] = flags->nvme_gbs * 1e9;
-    lane[OT_LANE_NVME_READ] *= drives;
-    lane[OT_LANE_NVME_WRITE] *= drives;
+    lane[OT_LANE_NVME_READ] *= drives / (double)job->local_ranks;
+    lane[OT_LANE_NVME_WRITE] *= drives / (double)job->local_ranks;
 }
 
 /* ---- all of it ---- */

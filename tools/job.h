@@ -32,10 +32,10 @@ typedef struct ot_job {
     int batch_fixed;      /* B and M were given */
     size_t sequences;     /* of a step, of all ranks */
     size_t share;         /* of them one rank's: B*M */
+    uint64_t local_ranks; /* that share this machine's cores, memory and drives */
 
     ot_memory_budget memory; /* as found */
     ot_limits limits;        /* one rank's */
-    uint64_t local_ranks;    /* that share this machine's RAM and drives */
     const ot_card *card;     /* the plan is for another machine; NULL: for this one */
     int shared;              /* device memory is RAM */
     ot_device *device; /* with little memory, to measure and to ask; NULL: the plan is for another machine */
@@ -85,6 +85,10 @@ const ot_list *ot_steady_list(const ot_plan *plan);
 /* Work of a step of one rank without recompute: three times forward. */
 double ot_job_model_flops(const ot_job *job);
 
+/* What the flag or the machine must have for one rank to have so many bytes of a tier: of host and drives what the ranks of the
+ * machine have together. */
+uint64_t ot_job_machine_bytes(const ot_job *job, ot_tier tier, uint64_t bytes);
+
 /* What the limits of this machine are: budgets.c. */
 ot_status ot_job_find_limits(ot_job *job) OT_MUST_CHECK;
 
@@ -100,8 +104,5 @@ typedef struct ot_suggestions {
 } ot_suggestions;
 
 void ot_job_suggest(const ot_job *job, ot_suggestions *out);
-
-/* One rank's bytes of a tier as flags and people count them: RAM and drives are those of the machine, for all ranks on it. */
-uint64_t ot_job_machine_bytes(const ot_job *job, int tier, uint64_t bytes);
 
 #endif

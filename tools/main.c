@@ -103,9 +103,10 @@ int main(int argc, char **argv)
     while (i < COMMANDS && strcmp(commands[i].name, name) != 0)
         i++;
     ot_status status = i < COMMANDS ? commands[i].run(argc - skip, argv + skip) : unknown_command(name);
-    if (status != OT_OK)
-        fprintf(stderr, "offtrain: %s\n", ot_error_text());
-    else if (fflush(stdout) != 0 || ferror(stdout)) {
+    if (status != OT_OK) {
+        if (*ot_error_text() != '\0') /* without a text another process has told it */
+            fprintf(stderr, "offtrain: %s\n", ot_error_text());
+    } else if (fflush(stdout) != 0 || ferror(stdout)) {
         fprintf(stderr, "offtrain: cannot write the output\n");
         status = OT_ERR_IO;
     }

@@ -111,7 +111,7 @@ static json_t *step_json(const ot_job *job)
         ot_json_count(list->lane_bytes[OT_LANE_NVME_WRITE]), "flops", list->flops, "predicted_s",
         job->timeline.seconds, "bottleneck", ot_lane_name(job->timeline.bottleneck));
     json_object_set_new(step, "bound_s", json_real(job->timeline.bound_s));
-    json_object_set_new(step, "tokens", ot_json_count((uint64_t)t->B * t->M * t->T));
+    json_object_set_new(step, "tokens", ot_json_count(ot_job_step_tokens(job)));
     json_object_set_new(step, "batch_size", ot_json_count(t->B));
     json_object_set_new(step, "grad_accum", ot_json_count(t->M));
     json_object_set_new(step, "seq_len", ot_json_count(t->T));

@@ -188,8 +188,7 @@ static size_t own_chunks(const ot_plan *plan)
 
 static void print_prediction(const ot_job *job, FILE *out)
 {
-    const ot_training *t = &job->training;
-    double tokens = (double)(t->B * t->M * t->T), seconds = job->timeline.seconds;
+    double tokens = (double)ot_job_step_tokens(job), seconds = job->timeline.seconds;
     size_t resident = 0, layers = job->model->layer_count;
     for (size_t l = 0; l < layers; l++)
         resident += job->plan->resident[l] >= 0;
@@ -261,14 +260,18 @@ ot_status ot_plan_refuse(const ot_job *job, const ot_suggestions *suggestions)
                 job->shared && tier == OT_TIER_HOST && job->flags->host_mem == OT_AUTO_SIZE
                     ? "RAM"
                     : ot_tier_name((ot_tier)tier),
-                ot_format_size(ot_job_machine_bytes(job, tier, caps[tier]), have),
+                ot_format_size(ot_job_machine_bytes(job, (ot_tier)tier, caps[tier]), have),
                 suggestions->need[tier] > 0 ? ", need " : "",
                 suggestions->need[tier] > 0
-                    ? ot_format_size(ot_job_machine_bytes(job, tier, suggestions->need[tier]), need)
+                    ? ot_format_size(ot_job_machine_bytes(job, (ot_tier)tier, suggestions->need[tier]), need)
                     : "");
     for (size_t i = 0; i < suggestions->count && at < sizeof text; i++)
         at += (size_t)snprintf(text + at, sizeof text - at, "%s%s",
                                i == 0 ? "\nany one of these would fit:\n  " : "\n  ", suggestions->texts[i]);
-    return ot_fail(OT_ERR_FIT, "%s does not fit%s%s", job->flags->model,
+    char ranks[96] = "";
+    if (job->training.ranks > 1)
+        snprintf(ranks, sizeof ranks, " on %d ranks; device is what each has, host and nvme what they share",
+                 job->training.ranks);
+    return ot_fail(OT_ERR_FIT, "%s does not fit%s%s%s", job->flags->model, ranks,
                    job->shared ? "; device and host are both this machine's RAM" : "", text);
 }

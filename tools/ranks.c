@@ -1,150 +1,31 @@
 #include "tools/ranks.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "engine/run_state.h"
 #include "io/stop.h"
 #include "io/team.h"
 
-/* ---- launching ---- */
+/* ---- joining ---- */
 
-int ot_ranks_must_launch(const ot_train_flags *flags)
-{
-    return flags->ranks > 1 && ot_group_launched() == 0;
-}
-
-static volatile sig_atomic_t launched_pid, stops, first_stop;
-
-/* mpirun ends everything at once on the signals that end it, but hands these two on. */
-static void hand_on(int number)
-{
-    if (launched_pid <= 0)
-        return;
-    if (first_stop == 0)
-        first_stop = number;
-    kill((pid_t)launched_pid, stops++ > 0 ? SIGTERM : number == SIGINT ? SIGUSR1 : SIGUSR2);
-}
-
-static void hand_on_signals(void)
-{
-    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
-    struct sigaction action = {.sa_handler = hand_on, .sa_flags = SA_RESTART}, before;
-    sigemptyset(&action.sa_mask);
-    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
-        if (signals[i] != SIGHUP || (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN))
-            sigaction(signals[i], &action, NULL);
-}
-
-/* What one of so many ranks of this machine gets of its cores. */
-static ot_status share_threads(const ot_train_flags *flags, int64_t ranks, int64_t *threads)
+ot_status ot_ranks_share_threads(const ot_train_flags *flags, int64_t ranks, int *threads)
 {
     ot_team *team;
-    *threads = flags->threads;
-    if (*threads != OT_AUTO_INT)
+    *threads = (int)flags->threads;
+    if (flags->threads != OT_AUTO_INT)
         return OT_OK;
     OT_TRY(ot_team_open(0, &team));
-    *threads = ot_team_count(team) / ranks;
-    *threads = *threads > 0 ? *threads : 1;
+    int cores = ot_team_count(team);
     ot_team_close(team);
+    *threads = cores > ranks ? cores / (int)ranks : 1;
     return OT_OK;
 }
-
-/* A group of its own, so that a terminal's signals reach this process alone; and it ends with this process. */
-static void become_mpirun(char **words, pid_t parent)
-{
-    setpgid(0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (getppid() == parent)
-        execvp(words[0], words);
-    fprintf(stderr, "offtrain: --ranks: %s cannot be started: %s; it comes with OpenMPI (openmpi-bin)\n",
-            words[0], strerror(errno));
-    _exit(OT_ERR_DEVICE);
-}
-
-/* A rank's own code; mpirun has others of its own, and those of signals. */
-static int is_ours(int code)
-{
-    return code <= OT_ERR_DEVICE || code == OT_STOPPED_INT || code == OT_STOPPED_TERM;
-}
-
-static ot_status wait_for(pid_t pid)
-{
-    int state;
-    while (waitpid(pid, &state, 0) < 0)
-        if (errno != EINTR)
-            return ot_fail(OT_ERR_INTERNAL, "mpirun is gone: %s", strerror(errno));
-    int code = WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
-    if (code == OT_OK)
-        return OT_OK;
-    if (is_ours(code) && code != 1)
-        return ot_fail((ot_status)code, "the ranks have ended with code %d; why, they say above", code);
-    if (first_stop != 0)
-        return ot_fail(first_stop == SIGINT ? OT_STOPPED_INT : OT_STOPPED_TERM,
-                       "stopped, the ranks were ended");
-    if (code > 128)
-        return ot_fail(OT_ERR_DEVICE, "a rank, or mpirun, was ended by signal %d (%s)", code - 128,
-                       strsignal(code - 128));
-    return ot_fail(OT_ERR_DEVICE, "mpirun has ended with code %d; why, it says above", code);
-}
-
-ot_status ot_ranks_launch(const ot_train_flags *flags, int argc, char **argv)
-{
-    enum { OWN_WORDS = 24 };
-    char self[PATH_MAX], count[24], cores[24];
-    int64_t threads;
-    ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
-    if (length <= 0)
-        return ot_fail(OT_ERR_INTERNAL, "--ranks: /proc does not say which program this is");
-    self[length] = '\0';
-    OT_TRY(share_threads(flags, flags->ranks, &threads));
-    snprintf(count, sizeof count, "%lld", (long long)flags->ranks);
-    snprintf(cores, sizeof cores, "%lld", (long long)threads);
-    char *own[OWN_WORDS] = {"mpirun",
-                            "--oversubscribe",
-                            "--bind-to",
-                            "none",
-                            "--mca",
-                            "odls_base_sigkill_timeout",
-                            "3",
-                            "--mca",
-                            "orte_abort_on_non_zero_status",
-                            "1",
-                            "-n",
-                            count};
-    char **words = calloc((size_t)argc + OWN_WORDS, sizeof *words);
-    if (words == NULL)
-        return ot_fail(OT_ERR_INTERNAL, "out of memory for the arguments");
-    size_t n = 0;
-    for (; own[n] != NULL; n++)
-        words[n] = own[n];
-    if (geteuid() == 0)
-        words[n++] = "--allow-run-as-root";
-    words[n++] = self;
-    words[n++] = "train";
-    for (int i = 0; i < argc; i++)
-        words[n++] = argv[i];
-    words[n++] = "--threads";
-    words[n++] = cores;
-    hand_on_signals();
-    pid_t parent = getpid(), pid = fork();
-    if (pid == 0)
-        become_mpirun(words, parent);
-    launched_pid = pid;
-    free(words);
-    return pid > 0 ? wait_for(pid) : ot_fail(OT_ERR_INTERNAL, "fork: %s", strerror(errno));
-}
-
-/* ---- joining ---- */
 
 /* Whether the launcher has left this process all cores. */
 static int has_all_cores(void)
@@ -160,22 +41,77 @@ ot_status ot_ranks_join(ot_train_flags *flags, ot_group **out)
     *out = NULL;
     OT_TRY(ot_group_check_launch());
     if (launched > 0 && launched != flags->ranks)
-        return ot_fail(OT_ERR_USAGE, "--ranks %lld, but the launcher has started %d", (long long)flags->ranks,
-                       launched);
-    if (flags->ranks > 1 && has_all_cores())
-        OT_TRY(share_threads(flags, ot_group_launched_here(), &flags->threads));
+        return ot_fail(OT_ERR_USAGE, "--ranks %lld, but the launcher has started %d (%s)",
+                       (long long)flags->ranks, launched, ot_group_launched_by());
+    if (flags->ranks > 1 && has_all_cores()) {
+        int threads;
+        OT_TRY(ot_ranks_share_threads(flags, ot_group_launched_here(), &threads));
+        flags->threads = threads;
+    }
     return flags->ranks > 1 ? ot_group_open(&options, out) : OT_OK;
 }
 
 ot_status ot_ranks_refuse(const ot_train_flags *flags, const char *command)
 {
+    const char *variable = ot_group_launched_by();
     if (flags->ranks <= 1)
         return OT_OK;
+    if (variable != NULL)
+        return ot_fail(OT_ERR_USAGE,
+                       "%s=%lld in the environment: offtrain %s runs on one rank; unset it, or start it once "
+                       "without a launcher",
+                       variable, (long long)flags->ranks, command);
     return ot_fail(OT_ERR_USAGE, "--ranks %lld: offtrain %s runs on one rank", (long long)flags->ranks,
                    command);
 }
 
+/* ---- leaving ---- */
+
+/* A failure that another rank tells. */
+static ot_status end_quietly(ot_status status)
+{
+    return ot_fail(status, "%s", "");
+}
+
+ot_status ot_ranks_leave(ot_group *group, ot_status own)
+{
+    int who, rank = ot_group_rank(group), code;
+    const ot_error failure = ot_error_take();
+    if (own == OT_ERR_NUMERIC) { /* the numbers are everybody's */
+        ot_group_leave(group, own);
+        return rank == 0 ? ot_error_raise(&failure) : end_quietly(own);
+    }
+    code = ot_group_left(group, &who);
+    if (code != 0) {
+        ot_group_leave(group, code);
+        return getenv(OT_RANKS_LAUNCHED) != NULL
+                   ? end_quietly((ot_status)code)
+                   : ot_fail((ot_status)code, "rank %d has failed, and says why", who);
+    }
+    ot_group_leave(group, own);
+    return ot_group_has_failed(group) ? ot_error_raise(&failure)
+                                      : ot_fail(own, "rank %d: %s", rank, failure.text);
+}
+
 /* ---- agreeing ---- */
+
+ot_status ot_ranks_agree(ot_group *group, ot_status own)
+{
+    double codes[OT_RANKS_MAX] = {0};
+    const ot_error failure = ot_error_take();
+    int first = 0, rank = ot_group_rank(group);
+    if (group == NULL || ot_group_has_failed(group))
+        return own;
+    codes[rank] = own;
+    OT_TRY(ot_group_sum(group, "whether all go on", codes, OT_RANKS_MAX));
+    while (first < ot_group_size(group) && (int)codes[first] == OT_OK)
+        first++;
+    if (first == ot_group_size(group))
+        return OT_OK;
+    if (first != rank)
+        return end_quietly((ot_status)codes[first]);
+    return rank == 0 ? ot_error_raise(&failure) : ot_fail(own, "rank %d: %s", rank, failure.text);
+}
 
 ot_status ot_ranks_share_training(ot_group *group, ot_training *t)
 {

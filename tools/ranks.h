@@ -10,13 +10,27 @@
 /* Whether this process has to start the ranks: several are wanted, and no launcher has started it. */
 int ot_ranks_must_launch(const ot_train_flags *flags);
 
+/* In the environment of ranks that this program has started itself: they all print in one place. */
+#define OT_RANKS_LAUNCHED "OFFTRAIN_LAUNCHED"
+
 /* Runs this program with these arguments once a rank, under mpirun, and waits for all. Signals that ask for a clean end are
- * handed on. Not OT_OK: the exit code of the rank that failed, which has said why. */
+ * handed on; a second one ends the ranks. Not OT_OK: the exit code of the rank that failed, without a text where it has said why. */
 ot_status ot_ranks_launch(const ot_train_flags *flags, int argc, char **argv) OT_MUST_CHECK;
+
+/* What one of so many ranks of this machine gets of its cores. */
+ot_status ot_ranks_share_threads(const ot_train_flags *flags, int64_t ranks, int *threads) OT_MUST_CHECK;
 
 /* Joins the ranks that a launcher has started; `*out` is NULL where there is one alone. Those of one machine share its cores,
  * unless the launcher has shared them out: `flags->threads`. */
 ot_status ot_ranks_join(ot_train_flags *flags, ot_group **out) OT_MUST_CHECK;
+
+/* What all ranks have done each by itself has gone well with all, or fails on all of them with the code of the first that failed,
+ * which alone keeps its text: it is told once. */
+ot_status ot_ranks_agree(ot_group *group, ot_status own) OT_MUST_CHECK;
+
+/* Leaves the group after a failure that ot_ranks_agree has not found, and tells the others. Returns it, with the rank in its text;
+ * without a text where another rank tells it. */
+ot_status ot_ranks_leave(ot_group *group, ot_status own) OT_MUST_CHECK;
 
 /* OT_ERR_USAGE where several ranks are wanted of a command that has one. */
 ot_status ot_ranks_refuse(const ot_train_flags *flags, const char *command) OT_MUST_CHECK;

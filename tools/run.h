@@ -15,6 +15,7 @@ typedef struct ot_run {
     ot_train_flags flags;
     ot_group *group;         /* NULL: alone */
     int silent;              /* 1: rank 0 prints and writes what there is, this one nothing */
+    int agreed;              /* 1: all ranks end here, for a failure that one of them tells */
     ot_rank_folders folders; /* of the NVMe tier */
     ot_session session;
     ot_job job;

@@ -195,15 +195,14 @@ static json_t *settings_of(const ot_job *job)
     return all;
 }
 
-/* The settings, and what else must be alike for all ranks to do the same at the same step. */
-static ot_status compare_over_ranks(const ot_job *job, const json_t *settings)
+ot_status ot_session_compare_ranks(const ot_session *session, const ot_job *job)
 {
     const ot_train_flags *f = job->flags;
     json_t *all =
         json_pack("{s:I, s:I, s:I, s:I, s:b}", "save_steps", (json_int_t)f->save_steps, "eval_steps",
                   (json_int_t)f->eval_steps, "sample_steps", (json_int_t)f->sample_steps, "max_tokens",
                   (json_int_t)f->max_tokens, "sample_prompt", f->sample_prompt != NULL);
-    if (all == NULL || json_object_update(all, (json_t *)(uintptr_t)settings) != 0) {
+    if (all == NULL || json_object_update(all, session->state.settings) != 0) {
         json_decref(all);
         return ot_fail(OT_ERR_INTERNAL, "out of memory for a run's settings");
     }
@@ -250,7 +249,6 @@ ot_status ot_session_bind(ot_session *session, ot_job *job)
     json_decref(session->state.settings);
     session->state.settings = settings;
     OT_TRY(status);
-    OT_TRY(compare_over_ranks(job, settings));
     if (job->model_directory != NULL)
         OT_TRY(ot_companions_open(job->model_directory, &session->companions));
     if (*session->checkpoint == '\0')

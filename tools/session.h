@@ -25,6 +25,10 @@ void ot_session_close(ot_session *session);
  * checkpoint is the model's directory. Holds on to the model's other files. The settings become the state's. */
 ot_status ot_session_bind(ot_session *session, ot_job *job) OT_MUST_CHECK;
 
+/* After ot_session_bind, on all ranks: OT_ERR_USAGE where this one's settings, or what else must be alike for all to do the same at
+ * the same step, are not rank 0's. */
+ot_status ot_session_compare_ranks(const ot_session *session, const ot_job *job) OT_MUST_CHECK;
+
 /* Whether this run writes checkpoints, and after how many steps; 0: at the end alone. */
 int ot_session_saves(const ot_train_flags *flags, uint64_t *every);
 

@@ -114,16 +114,17 @@ static const char *cap_text(const ot_job *job, int tier, uint64_t cap, char out[
 {
     char need[OT_SIZE_TEXT_BYTES], have[OT_SIZE_TEXT_BYTES];
     const uint64_t caps[OT_TIERS] = {job->limits.device, job->limits.host, job->limits.nvme};
-    ot_format_size(ot_job_machine_bytes(job, tier, cap), need);
-    ot_format_size(ot_job_machine_bytes(job, tier, caps[tier]), have);
-    if (tier == OT_TIER_DEVICE)
-        snprintf(out, CAP_TEXT_BYTES, "%s of %s (have %s)",
-                 job->flags->gpu_mem != OT_AUTO_SIZE ? "--gpu-mem" : "a GPU with memory", need, have);
-    else if (tier == OT_TIER_HOST)
-        snprintf(out, CAP_TEXT_BYTES, "%s of %s (have %s)",
-                 job->flags->host_mem != OT_AUTO_SIZE ? "--host-mem" : "RAM", need, have);
-    else
+    const ot_train_flags *flags = job->flags;
+    ot_format_size(ot_job_machine_bytes(job, (ot_tier)tier, cap), need);
+    ot_format_size(ot_job_machine_bytes(job, (ot_tier)tier, caps[tier]), have);
+    if (tier == OT_TIER_NVME)
         snprintf(out, CAP_TEXT_BYTES, "%s free under --nvme (have %s)", need, have);
+    else
+        snprintf(out, CAP_TEXT_BYTES, "%s of %s (have %s)",
+                 tier == OT_TIER_HOST             ? flags->host_mem != OT_AUTO_SIZE ? "--host-mem" : "RAM"
+                 : flags->gpu_mem != OT_AUTO_SIZE ? "--gpu-mem"
+                                                  : "a GPU with memory",
+                 need, have);
     return out;
 }
 

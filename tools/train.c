@@ -4,7 +4,6 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "engine/checkpoint_set.h"
@@ -124,25 +123,52 @@ static ot_status join_ranks(ot_run *r)
     return OT_OK;
 }
 
-/* The run's folder is rank 0's to make, and the others' to know. */
+/* What each rank has done by itself: they go on together, or end together. */
+static ot_status agree(ot_run *r, ot_status own)
+{
+    ot_status status = ot_ranks_agree(r->group, own);
+    r->agreed = status != OT_OK && !ot_group_has_failed(r->group);
+    return status;
+}
+
+static ot_status make_folder(ot_run *r, int argc, char **argv)
+{
+    if (r->silent)
+        return OT_OK;
+    OT_TRY(check_writes(r));
+    OT_TRY(ot_rundir_open(&r->flags, argc, argv, r->session.folder, r->saved_step,
+                          r->saved_step >= r->job.total_steps, &r->dir));
+    OT_TRY(ot_session_check_space(&r->job, r->dir.path));
+    return ot_checkpoint_sweep(r->dir.path);
+}
+
+/* The run's folder is rank 0's to make, and the others' to know. What they have on drives is rank 0's plan to say. */
 static ot_status open_folder(ot_run *r, int argc, char **argv)
 {
-    if (!r->silent) {
-        OT_TRY(check_writes(r));
-        OT_TRY(ot_rundir_open(&r->flags, argc, argv, r->session.folder, r->saved_step,
-                              r->saved_step >= r->job.total_steps, &r->dir));
-        OT_TRY(ot_session_check_space(&r->job, r->dir.path));
-        OT_TRY(ot_checkpoint_sweep(r->dir.path));
-    }
+    uint64_t chunks = r->job.plan->nvme_chunk_count;
+    OT_TRY(agree(r, make_folder(r, argc, argv)));
     OT_TRY(ot_group_broadcast(r->group, "the run's folder", 0, r->dir.path, sizeof r->dir.path));
+    OT_TRY(ot_group_broadcast(r->group, "the chunks on drives", 0, &chunks, sizeof chunks));
     r->dir.directory = r->dir.path;
     if (r->flags.nvme.count == 0) {
-        if (r->silent)
+        if (r->silent && chunks > 0)
             OT_TRY(ot_path_make_folders(r->dir.path)); /* on another machine it need not be there */
         r->job.training.directories = &r->dir.directory;
         r->job.training.directory_count = 1;
     }
-    return ot_ranks_make_folders(r->group, &r->job.training, &r->folders);
+    return chunks > 0 ? ot_ranks_make_folders(r->group, &r->job.training, &r->folders) : OT_OK;
+}
+
+static ot_status open_job(ot_run *r)
+{
+    OT_TRY(ot_session_open(&r->flags, &r->session));
+    return ot_job_open_fitting(&r->flags, &r->job);
+}
+
+static ot_status bind_session(ot_run *r)
+{
+    OT_TRY(ot_session_bind(&r->session, &r->job));
+    return ot_run_check_prompt(r);
 }
 
 static ot_status open_run(ot_run *r, int argc, char **argv)
@@ -154,11 +180,10 @@ static ot_status open_run(ot_run *r, int argc, char **argv)
     OT_TRY(join_ranks(r));
     if (!r->silent)
         ot_rundir_sweep(&r->flags);
-    OT_TRY(ot_session_open(&r->flags, &r->session));
-    OT_TRY(ot_job_open_fitting(&r->flags, &r->job));
+    OT_TRY(agree(r, open_job(r)));
     OT_TRY(ot_ranks_share_training(r->group, &r->job.training));
-    OT_TRY(ot_session_bind(&r->session, &r->job));
-    OT_TRY(ot_run_check_prompt(r));
+    OT_TRY(agree(r, bind_session(r)));
+    OT_TRY(agree(r, ot_session_compare_ranks(&r->session, &r->job)));
     r->saved_step = r->session.state.step;
     OT_TRY(open_folder(r, argc, argv));
     if (r->flags.trace != NULL)
@@ -173,7 +198,6 @@ static ot_status open_run(ot_run *r, int argc, char **argv)
     return OT_OK;
 }
 
-/* A rank that has failed leaves without a farewell, and the launcher ends the others. */
 static ot_status leave_ranks(ot_run *r, ot_status status)
 {
     ot_ranks_remove_folders(&r->folders);
@@ -181,29 +205,30 @@ static ot_status leave_ranks(ot_run *r, ot_status status)
         (void)rmdir(r->dir.path); /* which is empty where it was made for this rank alone */
     if (r->group == NULL)
         return status;
-    if (status == OT_OK || is_stopped(status)) {
-        ot_group_close(r->group);
-        return r->silent ? OT_OK : status; /* one stop, told once */
-    }
-    if (status == OT_ERR_DEVICE && strncmp(ot_error_text(), "rank ", 5) == 0)
-        return status; /* which it says itself */
-    return ot_fail(status, "rank %d: %s", ot_group_rank(r->group), ot_error_text());
+    if (status != OT_OK && !is_stopped(status) && !r->agreed)
+        return ot_ranks_leave(r->group, status);
+    ot_group_close(r->group);
+    return r->silent && is_stopped(status) ? OT_OK : status; /* one stop, told once */
 }
 
 static ot_status close_run(ot_run *r, ot_status status)
 {
     ot_progress_clear(&r->progress);
     ot_error failure = ot_error_take();
-    if (status != OT_OK)
-        ot_rundir_log(failure.text);
     ot_trainer_close(r->trainer);
+    if (status != OT_OK)
+        status = ot_error_raise(&failure);
+    status = leave_ranks(r, status);
+    failure = ot_error_take();
+    if (status != OT_OK)
+        ot_rundir_log(*failure.text != '\0' ? failure.text : "another rank has failed");
     ot_status trace = ot_trace_close(r->trace);
     ot_status dir = ot_rundir_close(&r->dir);
     ot_job_close(&r->job);
     ot_session_close(&r->session);
     if (status != OT_OK)
-        return leave_ranks(r, ot_error_raise(&failure));
-    return leave_ranks(r, trace != OT_OK ? trace : dir);
+        return ot_error_raise(&failure);
+    return trace != OT_OK ? trace : dir;
 }
 
 static ot_status run_train(const ot_train_flags *flags, int argc, char **argv)

@@ -3,9 +3,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "io/clock.h"
 #include "kernels/transport.h"
+
+enum { FAREWELL_TAG = 1000, FAREWELL_NS = 500000000 };
 
 typedef struct mpi_transport {
     ot_transport base;
@@ -13,6 +17,8 @@ typedef struct mpi_transport {
     ot_parcel *parcels;
     size_t count;
     MPI_Request requests[OT_PARCELS_MAX];
+    int farewell;
+    MPI_Request farewells[OT_RANKS_MAX];
 } mpi_transport;
 
 static int check(mpi_transport *t, int code)
@@ -65,9 +71,30 @@ static void mpi_close(ot_transport *base)
     free(t);
 }
 
-static void mpi_abort(ot_transport *base, int code)
+/* Few bytes are on their way at once, whether they are received or not; a peer that hangs may have no room for them. */
+static void mpi_leave(ot_transport *base, int code)
 {
-    MPI_Abort(((mpi_transport *)base)->world, code);
+    mpi_transport *t = (mpi_transport *)base;
+    int count = 0, sent = 0;
+    int64_t deadline = ot_clock_ns() + FAREWELL_NS;
+    t->farewell = code;
+    for (int peer = 0; peer < base->size; peer++)
+        if (peer != base->rank && MPI_Isend(&t->farewell, 1, MPI_INT, peer, FAREWELL_TAG, t->world,
+                                            &t->farewells[count]) == MPI_SUCCESS)
+            count++;
+    while (MPI_Testall(count, t->farewells, &sent, MPI_STATUSES_IGNORE) == MPI_SUCCESS && !sent &&
+           ot_clock_ns() < deadline)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+static int mpi_left(ot_transport *base, int peer)
+{
+    mpi_transport *t = (mpi_transport *)base;
+    int there = 0, code = 0;
+    if (MPI_Iprobe(peer, FAREWELL_TAG, t->world, &there, MPI_STATUS_IGNORE) != MPI_SUCCESS || !there ||
+        MPI_Recv(&code, 1, MPI_INT, peer, FAREWELL_TAG, t->world, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+        return 0;
+    return code;
 }
 
 /* Containers may forbid processes to read each other's memory. OpenMPI finds that out with every message anew, and says so. */
@@ -110,7 +137,8 @@ ot_transport *ot_transport_open(uint32_t version, char error[OT_TRANSPORT_TEXT_B
         snprintf(error, OT_TRANSPORT_TEXT_BYTES, "out of memory");
         return NULL;
     }
-    t->base = (ot_transport){.start = mpi_start, .test = mpi_test, .close = mpi_close, .abort = mpi_abort};
+    t->base = (ot_transport){
+        .start = mpi_start, .test = mpi_test, .close = mpi_close, .leave = mpi_leave, .left = mpi_left};
     if (join(t) != 0) {
         snprintf(error, OT_TRANSPORT_TEXT_BYTES, "%s", t->base.error);
         free(t);

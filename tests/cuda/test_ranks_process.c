@@ -87,7 +87,8 @@ static int be_rank(double timeout_s, const char *directory)
     if (status != OT_OK) {
         fprintf(stderr, "%s\n", ot_error_text());
         fflush(stderr);
-        ot_group_abort(c.group, (int)status);
+        ot_group_leave(c.group, (int)status);
+        _exit((int)status);
     }
     ot_group_detach(c.group);
     ot_device_unpin(c.device, c.host);

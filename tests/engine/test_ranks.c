@@ -128,7 +128,7 @@ static void run_rank(ot_group *group, void *context)
     ot_trainer *trainer;
     must(ot_dataset_open(&options, &data) == OT_OK);
     must(ot_trainer_open(&t, &trainer) == OT_OK);
-    uint64_t trained = 0;
+    uint64_t trained = 0, all = 0;
     for (uint64_t step = 0; step < j->steps; step++) {
         ot_step_result result;
         int32_t *to = ot_trainer_data(trainer);
@@ -136,13 +136,14 @@ static void run_rank(ot_group *group, void *context)
         if (j->windows > 0)
             trained -= drop(&t, j->windows, to);
         must(ot_trainer_step(trainer, j->lr, trained, &result) == OT_OK);
+        all = result.trained_tokens;
         out->loss[step] = result.loss;
         out->grad_norm[step] = result.grad_norm;
         out->skipped[step] = result.skipped;
         expect_truth(trainer, &result);
     }
-    if (trained > 0 && j->windows == 0)
-        must(ot_trainer_evaluate(trainer, trained, &out->eval_loss) == OT_OK);
+    if (all > 0 && j->windows == 0)
+        must(ot_trainer_evaluate(trainer, all, &out->eval_loss) == OT_OK);
     must(ot_trainer_hash(trainer, &out->hash) == OT_OK);
     size_t count;
     const float *factors = ot_trainer_factors(trainer, &count);

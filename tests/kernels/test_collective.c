@@ -1,5 +1,6 @@
 /* Collective operations against what each rank can work out alone, on odd sizes: between threads, and between processes
  * where mpirun has started this program. Faults: a damaged way, a rank that does not come, one that gives up, strangers. */
+#include <netdb.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <sched.h>
@@ -319,12 +320,18 @@ static void *guest_main(void *argument)
     return NULL;
 }
 
-static void send_guest(guest *g, int rank, int size, uint32_t port, double timeout_s, ranks_body *body)
+static void send_guest_to(const char *host, guest *g, int rank, int size, uint32_t port, double timeout_s,
+                          ranks_body *body)
 {
-    *g = (guest){.world = {.size = size, .here = size, .host = "localhost", .port = port, .rank = rank},
+    *g = (guest){.world = {.size = size, .here = size, .host = host, .port = port, .rank = rank},
                  .timeout_s = timeout_s,
                  .body = body};
     assert_int_equal(pthread_create(&g->thread, NULL, guest_main, g), 0);
+}
+
+static void send_guest(guest *g, int rank, int size, uint32_t port, double timeout_s, ranks_body *body)
+{
+    send_guest_to("localhost", g, rank, size, port, timeout_s, body);
 }
 
 /* One operation, for who is only to meet. */
@@ -403,6 +410,40 @@ static void who_does_not_meet_is_named(void **state)
     assert_int_equal(guests[0].status, OT_ERR_DEVICE);
     assert_int_equal(ot_error_raise(&guests[0].error), OT_ERR_DEVICE);
     says("cannot listen: Address already in use");
+    send_guest_to("no-such-host.invalid", &guests[1], 1, 2, port, 0.5, count_ranks);
+    pthread_join(guests[1].thread, NULL);
+    assert_int_equal(ot_error_raise(&guests[1].error), OT_ERR_DEVICE);
+    says("at no-such-host.invalid port");
+    if (strstr(ot_error_text(), gai_strerror(EAI_NONAME)) == NULL)
+        says(gai_strerror(EAI_AGAIN)); /* no name server here */
+}
+
+/* Rank 1 fails for a reason of its own, which the others learn whether they wait for it or not. */
+static void go_with_a_word(ot_group *group, void *context)
+{
+    double number = 1;
+    int who;
+    (void)context;
+    if (ot_group_rank(group) == 1) {
+        ot_group_leave(group, OT_ERR_IO);
+        return;
+    }
+    must(ot_group_left(group, &who) == 0 || who == 1);
+    must(ot_group_sum(group, "numbers", &number, 1) == OT_ERR_DEVICE);
+    must(ot_group_has_failed(group));
+    must(ot_group_left(group, &who) == OT_ERR_IO && who == 1);
+}
+
+static void a_rank_that_fails_says_so(void **state)
+{
+    (void)state;
+    guest guests[3];
+    uint32_t port = some_port(NULL);
+    for (int rank = 0; rank < 3; rank++)
+        send_guest(&guests[rank], rank, 3, port, 60, go_with_a_word);
+    for (int rank = 0; rank < 3; rank++)
+        pthread_join(guests[rank].thread, NULL);
+    ranks_run(3, 1, go_with_a_word, NULL);
 }
 
 /* Another operation than the others', and then no more. */
@@ -490,10 +531,15 @@ static int run_launched(const char *size)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(operations_do_what_they_say), cmocka_unit_test(a_damaged_way_is_named),
-        cmocka_unit_test(who_does_not_come_is_named),  cmocka_unit_test(giving_up_ends_what_waits),
-        cmocka_unit_test(ranks_meet_by_tcp),           cmocka_unit_test(strangers_are_turned_away),
-        cmocka_unit_test(who_does_not_meet_is_named),  cmocka_unit_test(ranks_that_differ_are_told),
+        cmocka_unit_test(operations_do_what_they_say),
+        cmocka_unit_test(a_damaged_way_is_named),
+        cmocka_unit_test(who_does_not_come_is_named),
+        cmocka_unit_test(giving_up_ends_what_waits),
+        cmocka_unit_test(a_rank_that_fails_says_so),
+        cmocka_unit_test(ranks_meet_by_tcp),
+        cmocka_unit_test(strangers_are_turned_away),
+        cmocka_unit_test(who_does_not_meet_is_named),
+        cmocka_unit_test(ranks_that_differ_are_told),
         cmocka_unit_test(the_launcher_is_known), /* the last: it empties the environment */
     };
     if (argc > 1)

@@ -55,8 +55,7 @@ void check_places(const ot_plan_request *request, const ot_plan *plan)
         check_tier(request, plan, (ot_tier)tier);
     size_t c = 0;
     for (size_t l = 0; l < request->layer_count; l++) {
-        uint64_t ranks = request->ranks > 1 ? (uint64_t)request->ranks : 1,
-                 params = request->layers[l].params;
+        uint64_t ranks = (uint64_t)ot_rank_count(request->ranks), params = request->layers[l].params;
         uint64_t unit = ranks * OT_SUM_BLOCK;
         uint64_t shard = ranks > 1 ? (params + unit - 1) / unit * OT_SUM_BLOCK : params;
         uint64_t shards = ranks > 1 && !request->inference && request->zero % 3 != 0 ? ranks : 1;

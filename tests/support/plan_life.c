@@ -168,7 +168,7 @@ static part slice_of(const world *w, uint32_t c, int rank)
 
 static int ranks_of(const world *w)
 {
-    return w->request->ranks > 1 ? w->request->ranks : 1;
+    return ot_rank_count(w->request->ranks);
 }
 
 /* Where the reduced gradient lies: in all of the place, or in a rank's slice of the FP32 sums or of the whole. */

@@ -25,6 +25,7 @@ struct rank_hub {
     ranks_fault fault;
     pthread_mutex_t lock;
     way ways[OT_RANKS_MAX][OT_RANKS_MAX]; /* [from][to] */
+    int left[OT_RANKS_MAX];
     thread_transport transports[OT_RANKS_MAX];
 };
 
@@ -82,10 +83,21 @@ static void close_transport(ot_transport *base)
     (void)base;
 }
 
-static void abort_transport(ot_transport *base, int code)
+static void leave(ot_transport *base, int code)
 {
-    (void)base;
-    _exit(code);
+    rank_hub *r = ((thread_transport *)base)->hub;
+    pthread_mutex_lock(&r->lock);
+    r->left[base->rank] = code;
+    pthread_mutex_unlock(&r->lock);
+}
+
+static int left(ot_transport *base, int peer)
+{
+    rank_hub *r = ((thread_transport *)base)->hub;
+    pthread_mutex_lock(&r->lock);
+    int code = r->left[peer];
+    pthread_mutex_unlock(&r->lock);
+    return code;
 }
 
 rank_hub *ranks_open(int size, ranks_fault fault)
@@ -96,8 +108,8 @@ rank_hub *ranks_open(int size, ranks_fault fault)
     r->fault = fault;
     pthread_mutex_init(&r->lock, NULL);
     for (int rank = 0; rank < size; rank++)
-        r->transports[rank] = (thread_transport){
-            .base = {rank, size, "", start, test, close_transport, abort_transport}, .hub = r};
+        r->transports[rank] =
+            (thread_transport){.base = {rank, size, "", start, test, close_transport, leave, left}, .hub = r};
     return r;
 }
 

@@ -155,6 +155,27 @@ static int flags_of(const char *suggestion, char *out, size_t bytes)
     return 1;
 }
 
+/* Follows each suggestion that is a flag; returns how many there are. */
+static size_t follow(const char *job, int ranks)
+{
+    char all[256];
+    size_t n, followed = 0;
+    snprintf(all, sizeof all, "%s --ranks %d", job, ranks);
+    json_t *plan = plan_json(3, all), *text;
+    json_array_foreach(at(plan, "suggestions", NULL, NULL), n, text)
+    {
+        char flags[256];
+        if (!flags_of(json_string_value(text), flags, sizeof flags))
+            continue;
+        followed++;
+        int code = process_run(&result, "%s plan --json -o %s %s %s", OT_COMMAND, root, all, flags);
+        if (code != 0)
+            fail_msg("%s\nsuggested: %s\nended with %d: %s", all, json_string_value(text), code, result.err);
+    }
+    json_decref(plan);
+    return followed;
+}
+
 /* What would make it fit does: every suggestion that is flags, followed alone. */
 static void suggestions_hold(void **state)
 {
@@ -165,29 +186,75 @@ static void suggestions_hold(void **state)
         "--gpu rtx4090 --model 135m --gpu-mem 2G --host-mem 2G --recompute none --batch-size 8",
         "--gpu rtx4090 --model 135m --gpu-mem 4G --host-mem 1500M --place states=host --precision fp16",
         "--gpu rtx4090 --model 135m --gpu-mem 162M --host-mem 1105M --seq-len 256 --recompute none --grad-dtype 32",
-        "--gpu rtx4090 --model 135m --gpu-mem 4G --host-mem 900M --place states=host --ranks 2", /* RAM is shared */
-        "--gpu rtx4090 --model 135m --gpu-mem 100M --host-mem 300M --place states=host --ranks 4",
+        "--gpu rtx4090 --model 135m --gpu-mem 4G --host-mem 900M --place states=host",
+        "--gpu rtx4090 --model 135m --gpu-mem 100M --host-mem 300M --place states=host",
         "--gpu rtx4090 --model 13b --gpu-mem 6G --host-mem 3G --place states=host --recompute none", /* all of it */
     };
     size_t followed = 0;
-    for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
-        json_t *plan = plan_json(3, jobs[i]), *suggestions = at(plan, "suggestions", NULL, NULL), *text;
-        size_t n;
-        assert_true(json_array_size(suggestions) > 0);
-        json_array_foreach(suggestions, n, text)
-        {
-            char flags[256];
-            if (!flags_of(json_string_value(text), flags, sizeof flags))
-                continue;
-            followed++;
-            int code = process_run(&result, "%s plan --json -o %s %s %s", OT_COMMAND, root, jobs[i], flags);
-            if (code != 0)
-                fail_msg("%s\nsuggested: %s\nended with %d: %s", jobs[i], json_string_value(text), code,
-                         result.err);
-        }
-        json_decref(plan);
+    for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++)
+        for (int ranks = 1; ranks <= 2; ranks++)
+            followed += follow(jobs[i], ranks);
+    assert_true(followed >= 24);
+}
+
+/* Of two ranks in the terms of the machine: what it has and what it needs of host memory are those of both. */
+static void needs_of_ranks_are_the_machines(void **state)
+{
+    (void)state;
+    double need[2];
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        process_run(
+            &result,
+            "%s plan --model 135m --gpu rtx4090 --gpu-mem 3G --host-mem 600M --place states=host --batch-size 1 "
+            "--zero 1 --ranks %d",
+            OT_COMMAND, ranks);
+        assert_int_equal(result.code, 3);
+        const char *line = strstr(result.err, "\n  host ");
+        assert_non_null(line);
+        assert_int_equal(sscanf(line, " host have 600 MiB, need %lf GiB", &need[ranks - 1]), 1);
     }
-    assert_true(followed >= 12);
+    /* Both share the states, and each has its own weights, gradients and buffers. */
+    assert_true(need[1] > need[0] && need[1] < 1.6 * need[0]);
+}
+
+/* What ranks of one machine share is not each one's; the tokens are those of all. */
+static void ranks_share_the_machine(void **state)
+{
+    (void)state;
+    static const char *const shared[] = {"nvme-read", "nvme-write", "cpu"};
+    json_t *plans[2];
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        char flags[160];
+        snprintf(flags, sizeof flags, "--gpu rtx4090 --host-mem 8G --place states=nvme --ranks %d", ranks);
+        plans[ranks - 1] = plan_json(0, flags);
+        assert_int_equal(json_integer_value(at(plans[ranks - 1], "step", "tokens", NULL)), 16 * 256);
+    }
+    for (size_t i = 0; i < 3; i++) {
+        double rates[2];
+        for (int p = 0; p < 2; p++)
+            rates[p] = json_real_value(json_object_get(at(plans[p], "step", "lanes", shared[i]), "rate"));
+        assert_true(rates[0] > 0 && fabs(rates[1] / rates[0] - 0.5) < 1e-9);
+    }
+    for (int p = 0; p < 2; p++) { /* each has its own card and its own link */
+        double rate = json_real_value(json_object_get(at(plans[p], "step", "lanes", "h2d"), "rate"));
+        assert_true(rate == json_real_value(json_object_get(at(plans[0], "step", "lanes", "h2d"), "rate")));
+    }
+    for (int p = 0; p < 2; p++)
+        json_decref(plans[p]);
+    /* The processor of this machine, which is the device, and all its cores at once. */
+    double seconds[2], tokens[2];
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        process_run(&result, "%s plan --model 135m --device cpu --seq-len 256 -o %s --ranks %d", OT_COMMAND,
+                    root, ranks);
+        const char *line = strstr(result.out, "\npredicted ");
+        assert_non_null(line);
+        assert_int_equal(
+            sscanf(line, " predicted %lf s a step, %lf tokens/s", &seconds[ranks - 1], &tokens[ranks - 1]),
+            2);
+        assert_true(fabs(seconds[ranks - 1] * tokens[ranks - 1] / (32 * 256) - 1) <
+                    0.02); /* printed rounded */
+    }
+    assert_true(tokens[1] < 1.6 * tokens[0]); /* two ranks that had all cores each would have twice as many */
 }
 
 /* Where two tiers have too little, both needs are named, and together they fit. */
@@ -298,6 +365,8 @@ int main(void)
         cmocka_unit_test(what_does_not_fit_in_two_tiers),
         cmocka_unit_test(dry_run_is_the_plan),
         cmocka_unit_test(suggestions_hold),
+        cmocka_unit_test(needs_of_ranks_are_the_machines),
+        cmocka_unit_test(ranks_share_the_machine),
         cmocka_unit_test(plan_for_another_machine),
         cmocka_unit_test(what_is_kept_is_in_the_plan),
         cmocka_unit_test(a_forced_choice_has_a_price),

@@ -1,5 +1,6 @@
 /* Ranks in surroundings that users have: started by hand with torchrun's variables, in containers with little shared memory or
  * without sight of each other, with fewer samples than a step takes, and with others who save at the same time. */
+#include <dirent.h>
 #include <limits.h>
 #include <math.h>
 #include <netinet/in.h>
@@ -184,6 +185,16 @@ static void an_incomplete_world_is_told(void **state)
         expect_in(result.err, worlds[i][1]);
     }
     must_train("--max-steps 1");
+    static const char *const commands[] = {"eval", "generate --prompt x", "tune"};
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        process_run(&result,
+                    "env RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 " OT_COMMAND
+                    " %s --model tiny",
+                    commands[i]);
+        assert_int_equal(result.code, 2);
+        expect_in(result.err, "WORLD_SIZE=2 in the environment: offtrain ");
+        assert_null(strstr(result.err, "--ranks"));
+    }
 }
 
 /* What each rank would do in its own way, found before the first step. */
@@ -282,6 +293,70 @@ static void two_save_at_once(void **state)
     }
 }
 
+/* Whether a checkpoint is being written, or was when the run died. */
+static int is_saving(const char *folder)
+{
+    int found = 0;
+    DIR *open_folder = opendir(folder);
+    if (open_folder == NULL)
+        return 0;
+    for (struct dirent *entry; (entry = readdir(open_folder)) != NULL;)
+        found |= strncmp(entry->d_name, "checkpoint-", 11) == 0 && strstr(entry->d_name, ".tmp") != NULL;
+    closedir(open_folder);
+    return found;
+}
+
+static void wait_for_saving(const char *folder, int wanted)
+{
+    int64_t limit = ot_clock_ns() + 60 * INT64_C(1000000000);
+    while (is_saving(folder) != wanted) {
+        assert_true(ot_clock_ns() < limit && process_runs(&ranks[0]));
+        nanosleep(&(struct timespec){.tv_nsec = 500000}, NULL);
+    }
+}
+
+static uint64_t newest_checkpoint(const char *folder)
+{
+    char path[PATH_MAX + 16], to[PATH_MAX];
+    unsigned long long step = 0;
+    snprintf(path, sizeof path, "%s/latest", folder);
+    ssize_t length = readlink(path, to, sizeof to - 1);
+    to[length > 0 ? length : 0] = '\0';
+    (void)sscanf(to, "checkpoint-%llu", &step);
+    return step;
+}
+
+/* Both ranks of one world hand their parts of a checkpoint over when one of them dies, or both: the older one is whole, and
+ * who goes on from it comes to the same end. */
+static void ranks_that_die_while_they_save(void **state)
+{
+    (void)state;
+    enum { KILLS = 9 };
+    char folder[PATH_MAX];
+    run_end whole = must_train("--ranks 2 --max-steps 16 --place states=nvme");
+    snprintf(folder, sizeof folder, "%s/parts", root);
+    int hits = 0;
+    for (int i = 0; i < KILLS; i++) {
+        uint64_t before = newest_checkpoint(folder);
+        start_by_hand(2, "--max-steps 16 --save-steps 1 --place states=nvme --run-name parts --resume auto");
+        wait_for_saving(folder, 0); /* what the last one has left is swept when the ranks have met */
+        wait_for_saving(folder, 1);
+        nanosleep(&(struct timespec){.tv_nsec = i / 3 * 4000000}, NULL);
+        for (int rank = 0; rank < 2; rank++)
+            if (i % 3 == 2 || i % 3 == rank)
+                process_signal(&ranks[rank], SIGKILL);
+        wait_for_all(2);
+        hits += is_saving(folder);
+        assert_true(newest_checkpoint(folder) >= before);
+    }
+    assert_true(hits > KILLS / 3); /* the others' came when the checkpoint had its name */
+    run_end resumed = must_train(
+        "--ranks 2 --max-steps 16 --save-steps 1 --place states=nvme --run-name parts --resume auto");
+    assert_string_equal(resumed.hash, whole.hash);
+    assert_null(strstr(result.err, "damaged"));
+    assert_false(is_saving(folder));
+}
+
 /* Of ranks that were killed all at once, by the next run in the folder, whatever its own ranks. */
 static void what_dead_ranks_left_is_swept(void **state)
 {
@@ -316,6 +391,7 @@ int main(void)
         cmocka_unit_test(ranks_need_not_see_each_other),
         cmocka_unit_test(seven_samples_are_enough),
         cmocka_unit_test(two_save_at_once),
+        cmocka_unit_test(ranks_that_die_while_they_save),
         cmocka_unit_test(what_dead_ranks_left_is_swept),
     };
     return cmocka_run_group_tests(tests, open_root, close_root);
