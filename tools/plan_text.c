@@ -208,7 +208,7 @@ static void print_prediction(const ot_job *job, FILE *out)
 
 static void print_wear(const ot_job *job, FILE *out)
 {
-    uint64_t bytes = ot_steady_list(job->plan)->lane_bytes[OT_LANE_NVME_WRITE];
+    uint64_t bytes = ot_step_writes(job);
     char text[OT_SIZE_TEXT_BYTES], steps[OT_NUMBER_TEXT_BYTES];
     if (bytes == 0) {
         fprintf(out, "wear      none: a step writes nothing to the drives\n");

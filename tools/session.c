@@ -275,8 +275,9 @@ int ot_session_saves(const ot_train_flags *flags, uint64_t *every)
 ot_status ot_session_check_writes(const ot_job *job, const ot_run_state *state)
 {
     double limit = job->flags->max_tbw * 1e12, left = (double)(job->total_steps - state->step);
-    double load = (double)job->plan->lists[OT_LIST_LOAD].lane_bytes[OT_LANE_NVME_WRITE];
-    double step = (double)ot_steady_list(job->plan)->lane_bytes[OT_LANE_NVME_WRITE];
+    double ranks = (double)job->local_ranks;
+    double load = ranks * (double)job->plan->lists[OT_LIST_LOAD].lane_bytes[OT_LANE_NVME_WRITE];
+    double step = ranks * (double)ot_steady_list(job->plan)->lane_bytes[OT_LANE_NVME_WRITE];
     uint64_t every;
     char fewer[64] = "";
     if (ot_session_saves(job->flags, &every)) {

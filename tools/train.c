@@ -166,7 +166,8 @@ static ot_status open_run(ot_run *r, int argc, char **argv)
     OT_TRY(ot_ranks_stop_check(r->group));
     ot_job_release_device(&r->job);
     OT_TRY(ot_trainer_open(&r->job.training, &r->trainer));
-    r->session.state.nvme_bytes += (double)r->job.plan->lists[OT_LIST_LOAD].lane_bytes[OT_LANE_NVME_WRITE];
+    r->session.state.nvme_bytes +=
+        (double)r->job.local_ranks * (double)r->job.plan->lists[OT_LIST_LOAD].lane_bytes[OT_LANE_NVME_WRITE];
     if (*r->session.checkpoint != '\0')
         return ot_checkpoint_restore(r->session.checkpoint, &r->session.state, r->trainer);
     return OT_OK;
