@@ -13,7 +13,7 @@ typedef struct ot_run_state {
     uint64_t skipped; /* of them */
     uint64_t tokens, trained_tokens;
     double seconds;    /* of all sessions */
-    double nvme_bytes; /* written to NVMe by all sessions */
+    double nvme_bytes; /* written to NVMe by all sessions, by the ranks of the first one's machine */
     double loss;       /* of the last step; NaN: none was made, or not finite */
     ot_trainer_state trainer;
     json_t *settings; /* name → value of everything that decides the numbers. Owned by the state */

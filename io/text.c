@@ -80,6 +80,12 @@ const char *ot_format_size(uint64_t bytes, char out[OT_SIZE_TEXT_BYTES])
     return out;
 }
 
+const char *ot_format_number(double value, char out[OT_NUMBER_TEXT_BYTES])
+{
+    snprintf(out, OT_NUMBER_TEXT_BYTES, value >= 1000 && value < 1e15 ? "%.0f" : "%.4g", value);
+    return out;
+}
+
 static char folded(char c)
 {
     return c == '_' ? '-' : (char)tolower((unsigned char)c);

@@ -16,7 +16,11 @@ ot_status ot_parse_size(const char *text, const char *what, uint64_t *bytes) OT_
 ot_status ot_parse_int(const char *text, const char *what, int64_t *value) OT_MUST_CHECK;
 ot_status ot_parse_real(const char *text, const char *what, double *value) OT_MUST_CHECK;
 
-enum { OT_SIZE_TEXT_BYTES = 24 };
+enum { OT_SIZE_TEXT_BYTES = 24, OT_NUMBER_TEXT_BYTES = 32 };
+
+/* A number that is not negative, with four digits, or more where it is whole thousands: "0.1464", "27.97", "12290" into `out`, which it
+ * returns. From 10^15 on with an exponent. */
+const char *ot_format_number(double value, char out[OT_NUMBER_TEXT_BYTES]);
 
 /* "1.50 GiB", "4 KiB", "17 B" into `out`, which it returns. */
 const char *ot_format_size(uint64_t bytes, char out[OT_SIZE_TEXT_BYTES]);

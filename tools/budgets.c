@@ -86,6 +86,10 @@ static ot_status find_given_drives(ot_job *job)
             return ot_fail(OT_ERR_USAGE,
                            "--nvme %s: %s lies in memory and saves none; give a folder on an SSD",
                            folders->items[i], info.filesystem);
+        for (size_t k = 0; k < i; k++)
+            if (ot_dir_same(folders->items[k], folders->items[i]))
+                return ot_fail(OT_ERR_USAGE, "--nvme: %s is given twice; give each directory once",
+                               folders->items[i]);
         devices[i] = info.device;
         size_t j = 0;
         while (devices[j] != devices[i])

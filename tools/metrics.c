@@ -98,7 +98,7 @@ void ot_metrics_add(ot_metrics *metrics, const ot_trainer *trainer, const ot_ste
     state->tokens += tokens;
     state->trained_tokens += trained_tokens;
     state->seconds = metrics->earlier_s + ot_seconds(ot_clock_ns() - metrics->start_ns);
-    state->nvme_bytes += (double)result->stats.bytes[OT_LANE_NVME_WRITE];
+    state->nvme_bytes += (double)job->local_ranks * (double)result->stats.bytes[OT_LANE_NVME_WRITE];
     metrics->step_s += step_s;
     metrics->data_s += data_s;
     double mean = window_mean(metrics);

@@ -344,18 +344,20 @@ static void print_head(const rows *r, const char *folder, const json_t *plan, FI
 {
     const json_t *model = json_object_get(plan, "model");
     const char *name = json_string_value(json_object_get(model, "name"));
+    char text[OT_NUMBER_TEXT_BYTES];
     fputs("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>", out);
     ot_html_text(folder, out);
     fprintf(out, "</title><style>%s</style></head><body>\n<h1>", ot_html_style);
     ot_html_text(name != NULL ? name : "offtrain", out);
     fputs("</h1>\n<p>", out);
     if (steps_of(r) > 0)
-        fprintf(out, "%.0f steps, loss %.4f, %.4g tokens (%.4g trained) in %.4g s", last(r, F_step),
-                last(r, F_loss), last(r, F_tokens), last(r, F_trained_tokens), last(r, F_elapsed_s));
+        fprintf(out, "%.0f steps, loss %.4f, %.0f tokens (%.0f trained) in %s s", last(r, F_step),
+                last(r, F_loss), last(r, F_tokens), last(r, F_trained_tokens),
+                ot_format_number(last(r, F_elapsed_s), text));
     else
         fputs("no step has been made", out);
     if (isfinite(number_at(model, "params", NULL, NULL)))
-        fprintf(out, "; %.4g parameters", number_at(model, "params", NULL, NULL));
+        fprintf(out, "; %.0f parameters", number_at(model, "params", NULL, NULL));
     const char *bottleneck = json_string_value(json_object_get(json_object_get(plan, "step"), "bottleneck"));
     if (bottleneck != NULL)
         fprintf(out, "; planned bottleneck: %s", bottleneck);

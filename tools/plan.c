@@ -4,6 +4,7 @@
 #include "tools/command.h"
 #include "tools/json.h"
 #include "tools/plan_report.h"
+#include "tools/session.h"
 #include "tools/train.h"
 
 static ot_status print_json(const ot_job *job, const ot_suggestions *suggestions)
@@ -26,7 +27,7 @@ static ot_status show(const ot_job *job, int json)
     if (status == OT_OK && job->plan == NULL)
         status = ot_plan_refuse(job, suggestions);
     free(suggestions);
-    return status;
+    return status == OT_OK ? ot_session_check_writes(job, &(ot_run_state){.step = 0}) : status;
 }
 
 ot_status ot_job_open_fitting(const ot_train_flags *flags, ot_job *job)

@@ -121,9 +121,14 @@ static json_t *step_json(const ot_job *job)
     return step;
 }
 
+uint64_t ot_step_writes(const ot_job *job)
+{
+    return ot_job_machine_bytes(job, OT_TIER_NVME, ot_steady_list(job->plan)->lane_bytes[OT_LANE_NVME_WRITE]);
+}
+
 static json_t *wear_json(const ot_job *job)
 {
-    uint64_t bytes = ot_steady_list(job->plan)->lane_bytes[OT_LANE_NVME_WRITE];
+    uint64_t bytes = ot_step_writes(job);
     json_t *wear = json_pack("{s:o, s:f}", "bytes_per_step", ot_json_count(bytes), "tbw", job->flags->tbw);
     json_object_set_new(wear, "steps_to_tbw",
                         bytes > 0 ? json_real(job->flags->tbw * 1e12 / (double)bytes) : json_null());

@@ -10,6 +10,9 @@
 /* Most bytes of a tier that a phase has in use: all homes, and the places its lists touch. */
 uint64_t ot_phase_bytes(const ot_plan *plan, ot_list_kind list, ot_tier tier);
 
+/* What the ranks of this machine write to its drives in a step, in bytes. */
+uint64_t ot_step_writes(const ot_job *job);
+
 /* A lane in words: "NVMe read". */
 const char *ot_lane_words(ot_lane lane);
 

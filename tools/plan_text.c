@@ -57,10 +57,10 @@ static void print_head(const ot_job *job, FILE *out)
 {
     const ot_training *t = &job->training;
     const ot_model_config *c = &job->model->config;
-    char memory[OT_SIZE_TEXT_BYTES];
-    fprintf(out, "model     %s: %s, %.4g M parameters, %zu blocks, width %zu, vocabulary %zu%s\n",
-            job->flags->model, c->architecture, (double)job->model->params / 1e6, c->L, c->C, c->V,
-            job->model_directory == NULL && t->source == NULL ? "; random weights" : "");
+    char memory[OT_SIZE_TEXT_BYTES], params[OT_NUMBER_TEXT_BYTES];
+    fprintf(out, "model     %s: %s, %s M parameters, %zu blocks, width %zu, vocabulary %zu%s\n",
+            job->flags->model, c->architecture, ot_format_number((double)job->model->params / 1e6, params),
+            c->L, c->C, c->V, job->model_directory == NULL && t->source == NULL ? "; random weights" : "");
     fprintf(out, "formats   %s, %s moments, %s gradients to the host; %s\n", precision_words(t),
             t->optimizer == OT_OPTIMIZER_ADAFACTOR ? "factored" : ot_dtype_name(t->state_dtype),
             ot_dtype_name(t->grad_dtype), job->flags->optim);
@@ -189,6 +189,7 @@ static size_t own_chunks(const ot_plan *plan)
 static void print_prediction(const ot_job *job, FILE *out)
 {
     double tokens = (double)ot_job_step_tokens(job), seconds = job->timeline.seconds;
+    char rate[OT_NUMBER_TEXT_BYTES];
     size_t resident = 0, layers = job->model->layer_count;
     for (size_t l = 0; l < layers; l++)
         resident += job->plan->resident[l] >= 0;
@@ -200,21 +201,22 @@ static void print_prediction(const ot_job *job, FILE *out)
     if (job->plan->device_chunks > 0)
         fprintf(out, "          states of %.3g %% of the parameters stay there, too, and are updated there\n",
                 100 * (double)job->plan->device_chunks / (double)own_chunks(job->plan));
-    fprintf(out, "predicted %.3g s a step, %.4g tokens/s; slowest lane: %s, %.3g s\n", seconds,
-            tokens / seconds, ot_lane_words(job->timeline.bottleneck), job->timeline.bound_s);
+    fprintf(out, "predicted %.3g s a step, %s tokens/s; slowest lane: %s, %.3g s\n", seconds,
+            ot_format_number(tokens / seconds, rate), ot_lane_words(job->timeline.bottleneck),
+            job->timeline.bound_s);
 }
 
 static void print_wear(const ot_job *job, FILE *out)
 {
-    uint64_t bytes = ot_steady_list(job->plan)->lane_bytes[OT_LANE_NVME_WRITE];
-    char text[OT_SIZE_TEXT_BYTES];
+    uint64_t bytes = ot_step_writes(job);
+    char text[OT_SIZE_TEXT_BYTES], steps[OT_NUMBER_TEXT_BYTES];
     if (bytes == 0) {
         fprintf(out, "wear      none: a step writes nothing to the drives\n");
         return;
     }
-    fprintf(out, "wear      %s written a step, %.3g TB this run; %.4g steps reach %g TBW\n",
+    fprintf(out, "wear      %s written a step, %.3g TB in all steps; %s steps reach %g TBW\n",
             ot_format_size(bytes, text), (double)bytes * (double)job->total_steps / 1e12,
-            floor(job->flags->tbw * 1e12 / (double)bytes), job->flags->tbw);
+            ot_format_number(floor(job->flags->tbw * 1e12 / (double)bytes), steps), job->flags->tbw);
 }
 
 static void print_suggestions(const ot_suggestions *suggestions, FILE *out)

@@ -7,6 +7,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "io/text.h"
+
 void ot_progress_init(ot_progress *progress, const char *word)
 {
     progress->shown = 0;
@@ -40,11 +42,12 @@ void ot_progress_draw(ot_progress *progress, const ot_row *row)
     enum { BAR_MAX = 60, BAR_MIN = 8 };
     if (!progress->on)
         return;
-    char text[160], eta[OT_DURATION_BYTES], bar[BAR_MAX + 1];
+    char text[160], eta[OT_DURATION_BYTES], rate[OT_NUMBER_TEXT_BYTES], bar[BAR_MAX + 1];
     double done = (double)row->step / (double)row->total_steps;
-    int length = snprintf(
-        text, sizeof text, "%3.0f %%  %" PRIu64 "/%" PRIu64 "  loss %.4f  %.4g tok/s  ETA %s", 100 * done,
-        row->step, row->total_steps, row->loss, row->tok_per_s, ot_format_duration(row->eta_s, eta));
+    int length =
+        snprintf(text, sizeof text, "%3.0f %%  %" PRIu64 "/%" PRIu64 "  loss %.4f  %5s tok/s  ETA %5s",
+                 100 * done, row->step, row->total_steps, row->loss, ot_format_number(row->tok_per_s, rate),
+                 ot_format_duration(row->eta_s, eta));
     int width = terminal_columns() - length - 4;
     width = width > BAR_MAX ? BAR_MAX : width < BAR_MIN ? BAR_MIN : width;
     int filled = (int)(done * width);

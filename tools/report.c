@@ -66,12 +66,14 @@ static void print_speed(const ot_metrics *metrics, FILE *out)
 {
     const ot_job *job = metrics->job;
     double steps = (double)metrics->steps, step_s = metrics->step_s / steps;
-    fprintf(out, "\nreport    %" PRIu64 " step%s, %.4g s a step (predicted %.4g s), %.4g tokens/s",
+    char rate[OT_NUMBER_TEXT_BYTES], gemm[OT_NUMBER_TEXT_BYTES];
+    fprintf(out, "\nreport    %" PRIu64 " step%s, %.4g s a step (predicted %.4g s), %s tokens/s",
             metrics->steps, metrics->steps == 1 ? "" : "s", step_s, job->timeline.seconds,
-            (double)ot_job_step_tokens(job) * steps / metrics->step_s);
+            ot_format_number((double)ot_job_step_tokens(job) * steps / metrics->step_s, rate));
     if (job->gemm_rate > 0)
-        fprintf(out, ", %.1f %% of the measured %.4g GFLOP/s",
-                100 * ot_job_model_flops(job) / step_s / job->gemm_rate, job->gemm_rate / 1e9);
+        fprintf(out, ", %.1f %% of the measured %s GFLOP/s",
+                100 * ot_job_model_flops(job) / step_s / job->gemm_rate,
+                ot_format_number(job->gemm_rate / 1e9, gemm));
     fputc('\n', out);
     if (metrics->state->skipped > 0)
         fprintf(out, "skipped   %" PRIu64 " steps whose gradient was not finite\n", metrics->state->skipped);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "io/text.h"
 #include "tools/json.h"
 #include "tools/page.h"
 
@@ -71,11 +72,12 @@ ot_status ot_run_show_step(ot_run *r, const ot_row *row)
     json_t *object = ot_row_json(row);
     OT_TRY(ot_run_add_row(r, json_incref(object)));
     if (row->step % (uint64_t)r->flags.logging_steps == 0 || row->step == row->total_steps) {
-        char eta[OT_DURATION_BYTES];
-        ot_run_say(
-            r, "step %" PRIu64 "/%" PRIu64 "  loss %.4f  grad %.3g  lr %.3g  %.3g s  %.4g tok/s  ETA %s%s",
-            row->step, row->total_steps, row->loss, row->grad_norm, row->learning_rate, row->step_s,
-            row->tok_per_s, ot_format_duration(row->eta_s, eta), row->skipped ? "  skipped: not finite" : "");
+        char eta[OT_DURATION_BYTES], rate[OT_NUMBER_TEXT_BYTES];
+        ot_run_say(r,
+                   "step %" PRIu64 "/%" PRIu64 "  loss %.4f  grad %.3g  lr %.3g  %.3g s  %s tok/s  ETA %s%s",
+                   row->step, row->total_steps, row->loss, row->grad_norm, row->learning_rate, row->step_s,
+                   ot_format_number(row->tok_per_s, rate), ot_format_duration(row->eta_s, eta),
+                   row->skipped ? "  skipped: not finite" : "");
     }
     if (!r->flags.json && !r->flags.quiet)
         ot_progress_draw(&r->progress, row);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "io/clock.h"
+#include "io/log.h"
 #include "io/text.h"
 #include "tools/evaluate.h"
 #include "tools/generate.h"
@@ -160,6 +161,9 @@ void ot_run_plan_pauses(ot_run *r)
         every[OT_PAUSE_SAVE] = 0;
     if (r->job.data.evaluation != NULL)
         every[OT_PAUSE_EVAL] = (uint64_t)r->flags.eval_steps;
+    else if (r->flags.eval_steps > 0 && !r->silent)
+        ot_log(OT_LOG_WARNING,
+               "--eval-steps: there is nothing to evaluate; give --eval-data, or --val-split");
     if (r->flags.sample_prompt != NULL)
         every[OT_PAUSE_SAMPLE] = (uint64_t)r->flags.sample_steps;
 }

@@ -2,6 +2,7 @@
 #include "tools/ranks.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <xxhash.h>
@@ -234,17 +235,22 @@ ot_status ot_session_bind(ot_session *session, ot_job *job)
 {
     char names[OT_OPTION_LIST_MAX][64];
     const char *allowed[OT_OPTION_LIST_MAX + 3] = {NULL};
+    ot_status status = OT_OK;
     size_t more = allow_ranks(&session->state, job->flags, allowed);
     const ot_option_list *changes = &job->flags->allow_changes;
     json_t *settings = settings_of(job);
     if (settings == NULL)
         return ot_fail(OT_ERR_INTERNAL, "out of memory for a run's settings");
-    for (size_t i = 0; i < changes->count; i++) {
+    for (size_t i = 0; i < changes->count && status == OT_OK; i++) {
         setting_name(changes->items[i], names[i]);
         allowed[more + i] = names[i];
+        if (strcmp(names[i], "all") != 0 && json_object_get(settings, names[i]) == NULL)
+            status = ot_fail(OT_ERR_USAGE,
+                             "--allow-changes: there is no setting %s; --resume names those that differ, "
+                             "total_steps where --max-steps or --epochs do",
+                             names[i]);
     }
-    ot_status status = OT_OK;
-    if (*session->checkpoint != '\0')
+    if (status == OT_OK && *session->checkpoint != '\0')
         status = ot_run_state_compare(&session->state, settings, allowed);
     json_decref(session->state.settings);
     session->state.settings = settings;
@@ -264,6 +270,32 @@ int ot_session_saves(const ot_train_flags *flags, uint64_t *every)
 {
     *every = flags->save_steps == OT_AUTO_INT ? SAVE_STEPS : (uint64_t)flags->save_steps;
     return flags->save_steps != OT_AUTO_INT || flags->data.count > 0;
+}
+
+ot_status ot_session_check_writes(const ot_job *job, const ot_run_state *state)
+{
+    double limit = job->flags->max_tbw * 1e12, left = (double)(job->total_steps - state->step);
+    double ranks = (double)job->local_ranks;
+    double load = ranks * (double)job->plan->lists[OT_LIST_LOAD].lane_bytes[OT_LANE_NVME_WRITE];
+    double step = ranks * (double)ot_steady_list(job->plan)->lane_bytes[OT_LANE_NVME_WRITE];
+    uint64_t every;
+    char fewer[64] = "";
+    if (ot_session_saves(job->flags, &every)) {
+        double checkpoint = (double)ot_checkpoint_bytes(&job->training);
+        load += checkpoint; /* the last one */
+        step += every > 0 ? checkpoint / (double)every : 0;
+    }
+    double all = state->nvme_bytes + load + step * left;
+    if (job->flags->max_tbw == OT_AUTO_REAL || all <= limit)
+        return OT_OK;
+    double room = floor((limit - state->nvme_bytes - load) / step);
+    if (room >= 1)
+        snprintf(fewer, sizeof fewer, "--max-steps %.0f would stay below, ", (double)state->step + room);
+    return ot_fail(
+        OT_ERR_FIT,
+        "--max-tbw %g: this run writes %.3g TB; %smore --host-mem, --state-dtype int8 or rarer checkpoints "
+        "write less",
+        job->flags->max_tbw, all / 1e12, fewer);
 }
 
 ot_status ot_session_check_space(const ot_job *job, const char *folder)

@@ -35,6 +35,9 @@ int ot_session_saves(const ot_train_flags *flags, uint64_t *every);
 /* OT_ERR_FIT where the folder's drive has no room for one more checkpoint; a warning where it has none for all that are kept. */
 ot_status ot_session_check_space(const ot_job *job, const char *folder) OT_MUST_CHECK;
 
+/* OT_ERR_FIT where all sessions together would write more than --max-tbw to the drives, checkpoints included. */
+ot_status ot_session_check_writes(const ot_job *job, const ot_run_state *state) OT_MUST_CHECK;
+
 /* Writes a checkpoint into the run's folder. */
 ot_status ot_session_save(ot_session *session, const ot_job *job, ot_trainer *trainer, const char *folder,
                           uint64_t *bytes) OT_MUST_CHECK;

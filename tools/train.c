@@ -2,7 +2,6 @@
 #include "tools/train.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -83,31 +82,6 @@ static ot_status train(ot_run *r)
 
 /* ---- before it ---- */
 
-/* Terabytes that the run will have written when it is done, checkpoints in it. */
-static ot_status check_writes(const ot_run *r)
-{
-    const ot_job *job = &r->job;
-    const ot_run_state *state = &r->session.state;
-    double limit = job->flags->max_tbw * 1e12, left = (double)(job->total_steps - state->step);
-    double load = (double)job->plan->lists[OT_LIST_LOAD].lane_bytes[OT_LANE_NVME_WRITE];
-    double step = (double)ot_steady_list(job->plan)->lane_bytes[OT_LANE_NVME_WRITE];
-    uint64_t every;
-    if (ot_session_saves(job->flags, &every)) {
-        double checkpoint = (double)ot_checkpoint_bytes(&job->training);
-        load += checkpoint; /* the last one */
-        step += every > 0 ? checkpoint / (double)every : 0;
-    }
-    double all = state->nvme_bytes + load + step * left;
-    if (job->flags->max_tbw == OT_AUTO_REAL || all <= limit)
-        return OT_OK;
-    double room = limit - state->nvme_bytes - load;
-    return ot_fail(
-        OT_ERR_FIT,
-        "--max-tbw %g: this run writes %.3g TB; --max-steps %.0f would stay below, more --host-mem, "
-        "--state-dtype int8 or rarer checkpoints write less",
-        job->flags->max_tbw, all / 1e12, (double)state->step + (room > 0 ? floor(room / step) : 0));
-}
-
 /* The ranks but the first print nothing, and write nothing but their parts of the NVMe tier. */
 static ot_status join_ranks(ot_run *r)
 {
@@ -135,7 +109,7 @@ static ot_status make_folder(ot_run *r, int argc, char **argv)
 {
     if (r->silent)
         return OT_OK;
-    OT_TRY(check_writes(r));
+    OT_TRY(ot_session_check_writes(&r->job, &r->session.state));
     OT_TRY(ot_rundir_open(&r->flags, argc, argv, r->session.folder, r->saved_step,
                           r->saved_step >= r->job.total_steps, &r->dir));
     OT_TRY(ot_session_check_space(&r->job, r->dir.path));
@@ -192,7 +166,8 @@ static ot_status open_run(ot_run *r, int argc, char **argv)
     OT_TRY(ot_ranks_stop_check(r->group));
     ot_job_release_device(&r->job);
     OT_TRY(ot_trainer_open(&r->job.training, &r->trainer));
-    r->session.state.nvme_bytes += (double)r->job.plan->lists[OT_LIST_LOAD].lane_bytes[OT_LANE_NVME_WRITE];
+    r->session.state.nvme_bytes +=
+        (double)r->job.local_ranks * (double)r->job.plan->lists[OT_LIST_LOAD].lane_bytes[OT_LANE_NVME_WRITE];
     if (*r->session.checkpoint != '\0')
         return ot_checkpoint_restore(r->session.checkpoint, &r->session.state, r->trainer);
     return OT_OK;

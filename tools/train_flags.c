@@ -2,6 +2,7 @@
 #include "tools/train_flags.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 #include "engine/samples.h"
@@ -272,6 +273,9 @@ static ot_status check_flags(const ot_option_table *table, const ot_train_flags 
     if (flags->max_steps != -1 && flags->max_steps < 1)
         return ot_fail(OT_ERR_USAGE, "--max-steps: %" PRId64 "; 1 or more steps, or -1 to go by --epochs",
                        flags->max_steps);
+    if (flags->warmup_steps >= 1 && flags->warmup_steps != floor(flags->warmup_steps))
+        return ot_fail(OT_ERR_USAGE, "--warmup-steps: %g; whole steps, or a fraction below 1 of all steps",
+                       flags->warmup_steps);
     if (flags->epochs == 0 && flags->max_steps == -1)
         return ot_fail(OT_ERR_USAGE,
                        "--epochs: 0 epochs train nothing; give a number above 0, or --max-steps");

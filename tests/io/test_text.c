@@ -110,6 +110,22 @@ static void formatted_sizes(void **state)
     }
 }
 
+static void formats_numbers(void **state)
+{
+    (void)state;
+    static const struct {
+        double value;
+        const char *text;
+    } cases[] = {{0, "0"},           {0.00003459, "3.459e-05"}, {0.14639, "0.1464"},
+                 {27.968, "27.97"},  {999.94, "999.9"},         {1000, "1000"},
+                 {12290.4, "12290"}, {76508123, "76508123"},    {2e15, "2e+15"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[OT_NUMBER_TEXT_BYTES];
+        assert_ptr_equal(ot_format_number(cases[i].value, text), text);
+        assert_string_equal(text, cases[i].text);
+    }
+}
+
 static void nearest_names(void **state)
 {
     (void)state;
@@ -191,9 +207,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sizes),           cmocka_unit_test(sizes_stop_at_63_bits),
         cmocka_unit_test(whole_numbers),   cmocka_unit_test(real_numbers),
-        cmocka_unit_test(formatted_sizes), cmocka_unit_test(nearest_names),
-        cmocka_unit_test(equal_names),     cmocka_unit_test(cleaned_utf8),
-        cmocka_unit_test(endings),
+        cmocka_unit_test(formatted_sizes), cmocka_unit_test(formats_numbers),
+        cmocka_unit_test(nearest_names),   cmocka_unit_test(equal_names),
+        cmocka_unit_test(cleaned_utf8),    cmocka_unit_test(endings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

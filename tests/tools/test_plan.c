@@ -111,6 +111,26 @@ static void what_a_rank_stores(void **state)
     json_decref(alone);
 }
 
+/* The low half of the master and two FP32 moments cross to the drives once a step, 10 bytes a parameter, whoever stores them. */
+static void what_ranks_write(void **state)
+{
+    (void)state;
+    for (int ranks = 1; ranks <= 4; ranks *= 2) {
+        char flags[256];
+        snprintf(flags, sizeof flags,
+                 "--ranks %d --model 135m --precision bf16 --global-batch-size 4 --seq-len 64 --place "
+                 "weights=host,states=nvme,grads=host",
+                 ranks);
+        json_t *plan = plan_json(0, flags);
+        double P = json_number_value(at(plan, "model", "params", NULL));
+        double bytes = json_number_value(at(plan, "wear", "bytes_per_step", NULL));
+        double steps = json_number_value(at(plan, "wear", "steps_to_tbw", NULL));
+        assert_true(bytes >= 10 * P && bytes < 1.04 * 10 * P); /* padding of small layers */
+        assert_true(fabs(steps * bytes / 1200e12 - 1) < 1e-9);
+        json_decref(plan);
+    }
+}
+
 static void a_plan_that_does_not_fit(void **state)
 {
     (void)state;
@@ -361,6 +381,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(plan_as_json),
         cmocka_unit_test(what_a_rank_stores),
+        cmocka_unit_test(what_ranks_write),
         cmocka_unit_test(a_plan_that_does_not_fit),
         cmocka_unit_test(what_does_not_fit_in_two_tiers),
         cmocka_unit_test(dry_run_is_the_plan),

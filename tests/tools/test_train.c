@@ -359,6 +359,10 @@ static void bad_input(void **state)
         {6, "--model tiny --trace /no/such/folder/trace.json", "/no/such/folder"},
         {8, "--model tiny --device cuda", "cuda"},
         {3, "--model tiny --place states=nvme,weights=nvme,acts=nvme --max-tbw 0", "--max-tbw"},
+        {3, "plan --model tiny --place states=nvme --max-tbw 0", "--max-tbw"},
+        {2, "plan --model tiny --nvme . ./.", "given twice"},
+        {2, "--model tiny --warmup-steps 1.5", "fraction below 1"},
+        {2, "--model tiny --allow-changes max-steps", "total_steps"},
         {2, "stray", "unknown command"},
         {2, "plan --model tiny stray", "unexpected argument"},
     };
@@ -376,6 +380,8 @@ static void bad_input(void **state)
     snprintf(data, sizeof data, "--data %s/empty.txt", root);
     assert_int_equal(train("empty", data), 4);
     assert_non_null(strstr(result.err, "empty.txt has 0 bytes"));
+    assert_int_equal(train("no_eval", "--eval-steps 1 --max-steps 1"), 0);
+    assert_non_null(strstr(result.err, "nothing to evaluate"));
 }
 
 /* A learning rate that throws the weights out of range: the run ends, or passes over such steps. */
