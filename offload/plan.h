@@ -158,7 +158,8 @@ typedef struct ot_plan_request {
     /* Choices; 0 or automatic: the plan's. */
     ot_placement weights; /* device: kept there as well as at home; host or nvme: the home */
     /* Home of weight (unless placed by `weights`), master and moments. On the device: of the first layers' chunks, whose weights
-     * and gradients are then there alone, too; not with `measured`. */
+     * and gradients are then there alone, too; not with `measured`. The plan itself puts some there only where weights and
+     * gradients are not placed elsewhere. */
     ot_placement states;
     ot_placement grads;     /* host, nvme */
     ot_placement acts;      /* device, host, nvme */

@@ -48,6 +48,14 @@ static ot_status fit_device_states(ot_draft *draft)
     return maximise(draft, &draft->choice.device_states, ot_draft_own_chunks(draft), OT_TIER_DEVICE);
 }
 
+/* Weights and gradients go with the states, so none of the three may have been placed elsewhere. */
+static int may_take_states(const ot_plan_request *request)
+{
+    const ot_placement weights = request->weights;
+    int with_weights = ot_is_automatic(weights) || (weights.tier == OT_TIER_DEVICE && weights.share >= 1);
+    return with_weights && ot_is_automatic(request->states) && ot_is_automatic(request->grads);
+}
+
 ot_status ot_draft_fit_device(ot_draft *draft, int acts_first, ot_device_states states)
 {
     const ot_plan_request *request = draft->request;
@@ -58,7 +66,7 @@ ot_status ot_draft_fit_device(ot_draft *draft, int acts_first, ot_device_states 
     choice->resident_layers = 0;
     choice->device_boundaries = 0;
     choice->device_states = 0;
-    if (request->inference || request->measured || !ot_is_automatic(request->states))
+    if (request->inference || request->measured || !may_take_states(request))
         states = OT_STATES_AWAY;
     if (!request->inference && !ot_is_automatic(request->states) && request->states.tier == OT_TIER_DEVICE)
         choice->device_states = share_of(request->states, ot_draft_own_chunks(draft));

@@ -78,7 +78,11 @@ static ot_status parse_entry(const char *entry, int *plane, ot_placement *out)
         return ot_fail(OT_ERR_USAGE, "--place %s: auto takes no share", entry);
     OT_TRY(check_tier(entry, *plane, where));
     *out = where == AUTO_WORD ? (ot_placement){.automatic = 1} : (ot_placement){0, (ot_tier)where, 1};
-    return colon != NULL ? parse_share(entry, colon + 1, &out->share) : OT_OK;
+    if (colon != NULL)
+        OT_TRY(parse_share(entry, colon + 1, &out->share));
+    if (out->share == 0 && where == OT_TIER_DEVICE) /* which the plan would take for no placement */
+        *out = (ot_placement){0, OT_TIER_HOST, 1};
+    return OT_OK;
 }
 
 ot_status ot_places_parse(const ot_option_list *list, ot_places *out)

@@ -301,6 +301,43 @@ static void a_small_model_stays_on_the_device(void **state)
     }
 }
 
+/* The same model, of which one plane is placed by hand: it is where it was placed, and states, which would take it along,
+ * leave it there. */
+static void what_is_placed_by_hand_stays_there(void **state)
+{
+    (void)state;
+    static model m;
+    static const struct {
+        int grads;
+        ot_placement placement;
+        int goes_along;
+    } cases[] = {
+        {0, {0, OT_TIER_HOST, 1}, 0},   {0, {0, OT_TIER_NVME, 1}, 0}, {0, {0, OT_TIER_DEVICE, 0.25}, 0},
+        {0, {0, OT_TIER_DEVICE, 1}, 1}, {1, {0, OT_TIER_HOST, 1}, 0}, {1, {0, OT_TIER_NVME, 1}, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ot_plan *plan;
+        model_7b(&m, 4096);
+        shrink(&m);
+        machine_4090(&m, 64, 1);
+        const ot_placement p = cases[i].placement;
+        *(cases[i].grads ? &m.request.grads : &m.request.weights) = p;
+        assert_int_equal(ot_plan_make(&m.request, &plan), OT_OK);
+        assert_int_equal(plan->device_chunks, cases[i].goes_along ? plan->chunk_count : 0);
+        size_t resident = 0;
+        for (size_t l = 0; l < m.request.layer_count; l++)
+            resident += plan->resident[l] >= 0;
+        if (!cases[i].grads)
+            assert_int_equal(resident, p.tier != OT_TIER_DEVICE
+                                           ? 0
+                                           : (size_t)(p.share * (double)m.request.layer_count + 0.5));
+        const ot_plane plane = cases[i].grads ? OT_PLANE_GRAD : OT_PLANE_WEIGHT;
+        for (size_t c = 0; c < plan->chunk_count && p.tier != OT_TIER_DEVICE; c++)
+            assert_int_equal(plan->places[plan->chunks[c].home[plane]].tier, p.tier);
+        ot_plan_free(plan);
+    }
+}
+
 /* Everything on NVMe and streamed: the step is the drive's time, and a little. */
 static void everything_on_nvme_runs_at_the_drives_speed(void **state)
 {
@@ -331,6 +368,7 @@ int main(void)
         cmocka_unit_test(updates_inside_backward_reach_the_largest_lane),
         cmocka_unit_test(exact_clipping_reaches_the_best_order),
         cmocka_unit_test(a_small_model_stays_on_the_device),
+        cmocka_unit_test(what_is_placed_by_hand_stays_there),
         cmocka_unit_test(everything_on_nvme_runs_at_the_drives_speed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

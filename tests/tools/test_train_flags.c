@@ -170,6 +170,10 @@ static void placements(void **state)
     places_is("--place states=device:50%", &places);
     assert_true(!places.states.automatic && places.states.tier == OT_TIER_DEVICE &&
                 places.states.share == 0.5);
+    places_is("--place states=device:0,weights=device:0%", &places);
+    assert_true(!places.states.automatic && places.states.tier == OT_TIER_HOST && places.states.share == 1);
+    assert_true(!places.weights.automatic && places.weights.tier == OT_TIER_HOST &&
+                places.weights.share == 1);
     bad("--place grads=device", "gradients stay on the device where states=device", "nvme");
     bad("--place states=host:140%", "no share", "140%");
     bad("--place states=host:", "no share", "40%");
