@@ -1,6 +1,6 @@
 /* A plan in the making, shared by the files that make it: plan.c makes the choices, plan_fit.c fits them into
  * the budgets, plan_places.c lays the places out, with plan_slots.c for those that layers share,
- * plan_lists.c writes the lists.
+ * plan_lists.c writes the lists, with plan_chunks.c for what happens to chunks.
  *
  * A visit is one stage's turn in a step: forward through stages 0 … S-2, the head S-1, backward through S-2 …
  * 0. So there are 2S-1 visits, each of M micro-batches; for inference the S forward ones. */
