@@ -26,15 +26,6 @@ typedef struct ot_emitter {
     int32_t fetch_slots[2];
 } ot_emitter;
 
-/* An operation that nothing is said of but its kind. */
-static inline ot_operation ot_operation_of(ot_operation_kind kind)
-{
-    ot_operation o = {.kind = kind, .stage = -1, .layer = -1, .chunk = -1, .micro_batch = -1};
-    for (int p = 0; p < OT_OPERATION_PLACES; p++)
-        o.places[p] = -1;
-    return o;
-}
-
 static inline ot_tier ot_emitter_tier(const ot_emitter *e, int32_t place)
 {
     return e->plan->places[place].tier;
