@@ -146,12 +146,6 @@ static inline uint64_t ot_layer_whole(const ot_plan_request *request, size_t lay
     return ot_layer_shard(request, layer) * ranks;
 }
 
-/* Of the chunks, those of this rank's shards. */
-static inline size_t ot_draft_own_chunks(const ot_draft *draft)
-{
-    return draft->plan->chunk_count / (size_t)draft->plan->shards;
-}
-
 /* Whether the states of any chunk of a layer are on the device. */
 static inline int ot_draft_layer_on_device(const ot_draft *draft, size_t layer)
 {
@@ -165,7 +159,7 @@ size_t ot_draft_placed(const ot_draft *draft, ot_plane plane);
 /* Of the chunks, those that have the plane. */
 static inline size_t ot_draft_chunks_of(const ot_draft *draft, ot_plane plane)
 {
-    return draft->plan->whole[plane] ? draft->plan->chunk_count : ot_draft_own_chunks(draft);
+    return draft->plan->whole[plane] ? draft->plan->chunk_count : ot_plan_own_chunks(draft->plan);
 }
 
 /* Of a layer's chunks, those that have weights at home where it is streamed. */
