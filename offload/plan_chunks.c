@@ -25,10 +25,15 @@ static void move_chunk(ot_emitter *e, ot_operation_kind kind, int32_t chunk, ot_
     ot_emitter_move(e, chunk_operation(e, kind, chunk), from, to, 0, chunk_bytes(e, chunk, plane));
 }
 
+/* The byte at which a chunk's weights begin in their layer's place. */
+static uint64_t weights_offset(const ot_emitter *e, int32_t chunk)
+{
+    return ot_plane_bytes(e->request, OT_PLANE_WEIGHT, e->plan->chunks[chunk].first);
+}
+
 static void send_weights(ot_emitter *e, int32_t chunk, int32_t source, int32_t target)
 {
-    uint64_t offset = ot_plane_bytes(e->request, OT_PLANE_WEIGHT, e->plan->chunks[chunk].first);
-    ot_emitter_move(e, chunk_operation(e, OT_OP_H2D, chunk), source, target, offset,
+    ot_emitter_move(e, chunk_operation(e, OT_OP_H2D, chunk), source, target, weights_offset(e, chunk),
                     chunk_bytes(e, chunk, OT_PLANE_WEIGHT));
 }
 
@@ -74,11 +79,10 @@ static int32_t bring_to_host(ot_emitter *e, int32_t chunk, ot_plane plane, int r
     int32_t slot = ot_pool_next(&e->draft->rings[plane]);
     if (read && ot_emitter_tier(e, home) == OT_TIER_NVME)
         move_chunk(e, OT_OP_READ, chunk, plane, home, slot);
-    else if (read) {
-        uint64_t first = plane == OT_PLANE_WEIGHT ? e->plan->chunks[chunk].first : 0;
+    else if (read)
         ot_emitter_move(e, chunk_operation(e, OT_OP_D2H, chunk), home, slot,
-                        ot_plane_bytes(e->request, plane, first), chunk_bytes(e, chunk, plane));
-    }
+                        plane == OT_PLANE_WEIGHT ? weights_offset(e, chunk) : 0,
+                        chunk_bytes(e, chunk, plane));
     return slot;
 }
 
@@ -182,7 +186,6 @@ static void update_chunk(ot_emitter *e, int32_t chunk, int32_t grad, int32_t tar
     if (e->request->measured && (uint32_t)chunk == e->plan->layer_chunks[layer])
         measure_layer(e, layer);
     ot_operation o = chunk_operation(e, OT_OP_UPDATE, chunk);
-    o.lane = OT_LANE_CPU;
     o.deferred = grad == NONE;
     for (int p = 0; p < STATE_PLANES; p++)
         o.places[p] = bring_to_host(e, chunk, (ot_plane)p, p != OT_PLANE_WEIGHT || weight_is_read(e));
@@ -216,8 +219,7 @@ static void prepare_chunk(ot_emitter *e, size_t visit, int j, int32_t chunk)
     int first = draft->first_visit[layer] == (int32_t)visit, fetched = draft->fetched[visit][j],
         gathered = first || !e->saving || !e->plan->whole[OT_PLANE_WEIGHT];
     if (e->plan->chunks[chunk].copy && first) {
-        take_home(e, chunk, OT_PLANE_WEIGHT, target,
-                  ot_plane_bytes(e->request, OT_PLANE_WEIGHT, e->plan->chunks[chunk].first));
+        take_home(e, chunk, OT_PLANE_WEIGHT, target, weights_offset(e, chunk));
         return;
     }
     if (e->updating && first && draft->deferred[chunk])
