@@ -1,5 +1,6 @@
-/* What a trainer consists of. For the trainer's own files alone: trainer.c opens it, runs the steps and is the compute lane;
- * chunk_work.c is the CPU lane, where chunks are filled, updated and handed over; hash.c is one that they are handed over to. */
+/* What a trainer consists of. For the trainer's own files alone: trainer.c opens it and runs the steps; device_work.c is the
+ * device's lanes; chunk_work.c is the CPU lane, where chunks are filled, updated and handed over; hash.c is one that they are
+ * handed over to. */
 #ifndef OT_ENGINE_TRAINER_STATE_H
 #define OT_ENGINE_TRAINER_STATE_H
 
@@ -45,6 +46,10 @@ struct ot_trainer {
 
 /* A place's address, or NULL for none. */
 void *ot_trainer_at(const ot_trainer *trainer, int32_t place);
+
+/* Enqueues an operation of the compute lane or of the collective one; `context` is the trainer. */
+ot_status ot_trainer_device_work(void *context, const ot_operation *operation,
+                                 ot_stream *stream) OT_MUST_CHECK;
 
 /* Runs an operation of the CPU lane, on the lane's thread; `context` is the trainer. */
 ot_status ot_trainer_chunk_work(void *context, const ot_operation *operation) OT_MUST_CHECK;

@@ -282,7 +282,7 @@ static void add_waits(ot_builder *builder, ot_operation *operation, progress *kn
     }
 }
 
-static ot_lane lane_of(ot_operation_kind kind)
+ot_operation ot_operation_of(ot_operation_kind kind)
 {
     static const ot_lane lanes[OT_OP_KINDS] = {
         [OT_OP_READ] = OT_LANE_NVME_READ,
@@ -294,14 +294,18 @@ static ot_lane lane_of(ot_operation_kind kind)
         [OT_OP_HEAD] = OT_LANE_COMPUTE,
         [OT_OP_BACKWARD] = OT_LANE_COMPUTE,
         [OT_OP_REDUCE] = OT_LANE_COMPUTE,
-        [OT_OP_UPDATE] = OT_LANE_CPU, /* or the compute lane, as given */
+        [OT_OP_UPDATE] = OT_LANE_CPU,
         [OT_OP_LOAD] = OT_LANE_CPU,
         [OT_OP_SAVE] = OT_LANE_CPU,
         [OT_OP_MEASURE] = OT_LANE_CPU,
         [OT_OP_GATHER] = OT_LANE_COLLECTIVE,
         [OT_OP_SCATTER] = OT_LANE_COLLECTIVE,
     };
-    return lanes[kind];
+    ot_operation o = {
+        .kind = kind, .lane = lanes[kind], .stage = -1, .layer = -1, .chunk = -1, .micro_batch = -1};
+    for (int p = 0; p < OT_OPERATION_PLACES; p++)
+        o.places[p] = -1;
+    return o;
 }
 
 void ot_builder_add(ot_builder *builder, const ot_operation *given)
@@ -314,7 +318,6 @@ void ot_builder_add(ot_builder *builder, const ot_operation *given)
     uint32_t o = (uint32_t)builder->count++;
     ot_operation *operation = &builder->operations[o];
     *operation = *given;
-    operation->lane = given->kind == OT_OP_UPDATE ? given->lane : lane_of(given->kind);
     operation->wait_first = (uint32_t)builder->wait_count;
     operation->wait_count = 0;
 

@@ -19,13 +19,14 @@ typedef struct ot_builder ot_builder;
 ot_status ot_builder_open(size_t place_count, size_t operations, int serial, ot_builder **out) OT_MUST_CHECK;
 void ot_builder_close(ot_builder *builder); /* NULL is allowed */
 
-/* Adds a copy of the operation; waits are the builder's to fill, and the lane but of an update, which is on the compute lane or
- * the CPU's. Running out of memory is remembered
- * and told by ot_builder_finish. */
+/* An operation of which nothing is said but its kind and its lane: of an update the CPU's, which is the caller's to change. */
+ot_operation ot_operation_of(ot_operation_kind kind);
+
+/* Adds a copy of the operation; waits are the builder's to fill. Running out of memory is remembered and told by
+ * ot_builder_finish. */
 void ot_builder_add(ot_builder *builder, const ot_operation *operation);
 
-/* Hands the list over, sums included, to be freed by ot_plan_free; the builder is then only good for closing.
- */
+/* Hands the list over, sums included, to be freed by ot_plan_free; the builder is then only good for closing. */
 ot_status ot_builder_finish(ot_builder *builder, ot_list *out) OT_MUST_CHECK;
 
 #endif

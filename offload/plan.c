@@ -285,14 +285,14 @@ ot_status ot_plan_fits(const ot_plan_request *request)
     ot_status status;
     int fits = 0;
     OT_TRY(ot_draft_open(request, &draft));
-    for (int k = 0; k < 2 * OT_STATES_WAYS && !fits; k++) {
-        int large_first = k % 2 == 0;
-        ot_draft_smallest(&draft);
-        draft.choice.large_first = large_first;
-        OT_TRY_GOTO(ot_draft_fit_device(&draft, 1, (ot_device_states)(k / 2)), out);
-        if (draft.choice.large_first == large_first && !ot_draft_exceeds(&draft))
-            OT_TRY_GOTO(ot_draft_fit_host(&draft, &fits), out);
-    }
+    for (int states = 0; states < OT_STATES_WAYS && !fits; states++)
+        for (int large_first = 1; large_first >= 0 && !fits; large_first--) {
+            ot_draft_smallest(&draft);
+            draft.choice.large_first = large_first;
+            OT_TRY_GOTO(ot_draft_fit_device(&draft, 1, (ot_device_states)states), out);
+            if (draft.choice.large_first == large_first && !ot_draft_exceeds(&draft))
+                OT_TRY_GOTO(ot_draft_fit_host(&draft, &fits), out);
+        }
     status = fits ? OT_OK : does_not_fit(&draft);
 out:
     ot_draft_close(&draft);

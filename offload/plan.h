@@ -106,8 +106,7 @@ typedef struct ot_rates {
     double lane[OT_LANES];           /* bytes a second; compute: flops a second */
     double lane_latency_s[OT_LANES]; /* of one operation */
     int nvme_half_duplex;            /* reads and writes take turns: together they have the rate of one */
-    double
-        device_memory; /* bytes a second of what the device's memory bounds: updates on the compute lane; 0: no bound */
+    double device_memory; /* bytes a second, of what the compute lane's operations move; 0: no bound */
 } ot_rates;
 
 /* Of a field of ranks, in which 0 is one. */
@@ -322,6 +321,12 @@ static inline uint32_t ot_plan_own_end(const ot_plan *plan, size_t layer)
 {
     uint32_t first = plan->layer_chunks[layer];
     return first + (plan->layer_chunks[layer + 1] - first) / (uint32_t)plan->shards;
+}
+
+/* Of the chunks, those of this rank's shards. */
+static inline size_t ot_plan_own_chunks(const ot_plan *plan)
+{
+    return plan->chunk_count / (size_t)plan->shards;
 }
 
 /* Of the chunks of this rank's shards the number of chunk `c`; of another rank's the number of the own one in its place. */

@@ -1,6 +1,6 @@
 /* A plan in the making, shared by the files that make it: plan.c makes the choices, plan_fit.c fits them into
  * the budgets, plan_places.c lays the places out, with plan_slots.c for those that layers share,
- * plan_lists.c writes the lists.
+ * plan_lists.c writes the lists, with plan_chunks.c for what happens to chunks.
  *
  * A visit is one stage's turn in a step: forward through stages 0 … S-2, the head S-1, backward through S-2 …
  * 0. So there are 2S-1 visits, each of M micro-batches; for inference the S forward ones. */
@@ -145,12 +145,6 @@ static inline uint64_t ot_layer_whole(const ot_plan_request *request, size_t lay
     return ot_layer_shard(request, layer) * (uint64_t)ot_rank_count(request->ranks);
 }
 
-/* Of the chunks, those of this rank's shards. */
-static inline size_t ot_draft_own_chunks(const ot_draft *draft)
-{
-    return draft->plan->chunk_count / (size_t)draft->plan->shards;
-}
-
 /* Whether the states of any chunk of a layer are on the device. */
 static inline int ot_draft_layer_on_device(const ot_draft *draft, size_t layer)
 {
@@ -164,7 +158,7 @@ size_t ot_draft_placed(const ot_draft *draft, ot_plane plane);
 /* Of the chunks, those that have the plane. */
 static inline size_t ot_draft_chunks_of(const ot_draft *draft, ot_plane plane)
 {
-    return draft->plan->whole[plane] ? draft->plan->chunk_count : ot_draft_own_chunks(draft);
+    return draft->plan->whole[plane] ? draft->plan->chunk_count : ot_plan_own_chunks(draft->plan);
 }
 
 /* Of a layer's chunks, those that have weights at home where it is streamed. */

@@ -45,7 +45,7 @@ static ot_status maximise(ot_draft *draft, size_t *knob, size_t most, ot_tier ti
 /* As many chunks' states as the device takes; with each layer's first chunk its weights come to stay. */
 static ot_status fit_device_states(ot_draft *draft)
 {
-    return maximise(draft, &draft->choice.device_states, ot_draft_own_chunks(draft), OT_TIER_DEVICE);
+    return maximise(draft, &draft->choice.device_states, ot_plan_own_chunks(draft->plan), OT_TIER_DEVICE);
 }
 
 /* Weights and gradients go with the states, so none of the three may have been placed elsewhere. */
@@ -69,7 +69,7 @@ ot_status ot_draft_fit_device(ot_draft *draft, int acts_first, ot_device_states 
     if (request->inference || request->measured || !may_take_states(request))
         states = OT_STATES_AWAY;
     if (!request->inference && !ot_is_automatic(request->states) && request->states.tier == OT_TIER_DEVICE)
-        choice->device_states = share_of(request->states, ot_draft_own_chunks(draft));
+        choice->device_states = share_of(request->states, ot_plan_own_chunks(draft->plan));
     if (!weights_free && request->weights.tier == OT_TIER_DEVICE)
         choice->resident_layers = share_of(request->weights, layers);
     if (!acts_free && request->acts.tier == OT_TIER_DEVICE)

@@ -150,25 +150,26 @@ static int waits_on_device(const ot_draft *draft, size_t layer)
 
 /* FP32 gradients live from the first backward visit until they are reduced, what crosses to the host one
  * visit longer, so that it crosses while the next layer works; with several ranks the sum over them takes its time in
- * between. What does not cross has a place of its own. */
+ * between. What waits on the device instead of crossing has a place of its own. */
 ot_status ot_draft_place_grads(ot_draft *draft)
 {
     const ot_plan_request *request = draft->request;
     int crosses_as_is = request->grad_dtype == OT_FP32, summing = request->ranks > 1;
-    for (int crossing = 0; crossing < (crosses_as_is ? 1 : 2); crossing++) {
+    for (int crossing = 0; crossing <= !crosses_as_is; crossing++) {
         int32_t *out = crossing ? draft->staging : draft->grad32;
         size_t count = 0;
         for (size_t l = 0; l < request->layer_count; l++) {
-            ot_stay *stay = &draft->stays[count++];
-            stay->bytes = crossing ? ot_plane_bytes(request, OT_PLANE_GRAD, crossing_params(draft, l))
-                                   : ot_layer_whole(request, l) * sizeof(float);
-            stay->first = crossing ? draft->last_backward[l] : draft->first_backward[l];
-            stay->last = draft->last_backward[l] + (crossing || crosses_as_is) + summing;
-            stay->tag = (int32_t)l;
-            if (waits_on_device(draft, l) && crossing != crosses_as_is) {
-                OT_TRY(ot_draft_add_home(draft, OT_PLANE_GRAD, stay->bytes, &out[l]));
-                count--;
-            }
+            int crosses = crossing || crosses_as_is;
+            const ot_stay stay = {
+                .bytes = crossing ? ot_plane_bytes(request, OT_PLANE_GRAD, crossing_params(draft, l))
+                                  : ot_layer_whole(request, l) * sizeof(float),
+                .first = crossing ? draft->last_backward[l] : draft->first_backward[l],
+                .last = draft->last_backward[l] + crosses + summing,
+                .tag = (int32_t)l};
+            if (crosses && waits_on_device(draft, l))
+                OT_TRY(ot_draft_add_home(draft, OT_PLANE_GRAD, stay.bytes, &out[l]));
+            else
+                draft->stays[count++] = stay;
         }
         OT_TRY(share_slots(draft, OT_PLANE_GRAD, draft->stays, count));
         for (size_t i = 0; i < count; i++)

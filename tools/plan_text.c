@@ -181,11 +181,6 @@ static void print_lanes(const ot_job *job, FILE *out)
     }
 }
 
-static size_t own_chunks(const ot_plan *plan)
-{
-    return plan->chunk_count / (size_t)plan->shards;
-}
-
 static void print_prediction(const ot_job *job, FILE *out)
 {
     double tokens = (double)ot_job_step_tokens(job), seconds = job->timeline.seconds;
@@ -200,7 +195,7 @@ static void print_prediction(const ot_job *job, FILE *out)
         job->plan->update_in_backward ? "inside backward" : "during the next forward");
     if (job->plan->device_chunks > 0)
         fprintf(out, "          states of %.3g %% of the parameters stay there, too, and are updated there\n",
-                100 * (double)job->plan->device_chunks / (double)own_chunks(job->plan));
+                100 * (double)job->plan->device_chunks / (double)ot_plan_own_chunks(job->plan));
     fprintf(out, "predicted %.3g s a step, %s tokens/s; slowest lane: %s, %.3g s\n", seconds,
             ot_format_number(tokens / seconds, rate), ot_lane_words(job->timeline.bottleneck),
             job->timeline.bound_s);
