@@ -92,7 +92,9 @@ static ot_status run_eval(const ot_train_flags *flags, int argc, char **argv)
 
 ot_status ot_command_eval(int argc, char **argv)
 {
-    const ot_option_table table =
-        ot_train_table("offtrain eval", "The loss and perplexity of a model on data; nothing is trained.");
+    const ot_option_table table = ot_train_table(
+        "offtrain eval",
+        "The loss and perplexity of a model on --data; nothing is trained. Flags of the optimizer and the\n"
+        "loop do nothing here.");
     return ot_train_with_flags(&table, argc, argv, run_eval);
 }

@@ -298,6 +298,7 @@ ot_status ot_command_generate(int argc, char **argv)
 {
     const ot_option_table table = ot_train_table(
         "offtrain generate",
-        "Goes on with --prompt TEXT; of the flags of training those for model and memory hold.");
+        "Goes on with --prompt TEXT by --max-tokens N tokens (--temperature X, --top-p X, --seed N); of the\n"
+        "flags of training those for model and memory hold.");
     return ot_train_with_flags(&table, argc, argv, run_generate);
 }

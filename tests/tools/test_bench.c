@@ -120,6 +120,8 @@ static void refused(void **state)
         {"copy --thread 2", "--threads"},
         {"step --rounds 0", "--rounds"},
         {"step --seq-len 0", "--seq-len"},
+        {"all --rounds 1", "--nvme"},
+        {"all --nvme", "--nvme"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         outcome o;
