@@ -174,6 +174,8 @@ static void placements(void **state)
     assert_true(!places.states.automatic && places.states.tier == OT_TIER_HOST && places.states.share == 1);
     assert_true(!places.weights.automatic && places.weights.tier == OT_TIER_HOST &&
                 places.weights.share == 1);
+    bad("--place states=device:50% --optim adafactor", "--optim adafactor measures whole gradients",
+        "states=host");
     bad("--place grads=device", "gradients stay on the device where states=device", "nvme");
     bad("--place states=host:140%", "no share", "140%");
     bad("--place states=host:", "no share", "40%");
