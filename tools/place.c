@@ -85,6 +85,22 @@ static ot_status parse_entry(const char *entry, int *plane, ot_placement *out)
     return OT_OK;
 }
 
+/* With all states on the device nothing of weights and gradients is anywhere else. */
+static ot_status check_together(const ot_places *places)
+{
+    const ot_placement *states = &places->states, *others[] = {&places->weights, &places->grads};
+    static const char *const names[] = {"weights", "grads"};
+    if (states->automatic || states->tier != OT_TIER_DEVICE || states->share < 1)
+        return OT_OK;
+    for (int i = 0; i < 2; i++)
+        if (!others[i]->automatic && (others[i]->tier != OT_TIER_DEVICE || others[i]->share < 1))
+            return ot_fail(OT_ERR_USAGE,
+                           "--place: with states=device all %s are on the device, too; leave %s out, or give "
+                           "states a share, as states=device:50%%",
+                           names[i], names[i]);
+    return OT_OK;
+}
+
 ot_status ot_places_parse(const ot_option_list *list, ot_places *out)
 {
     *out =
@@ -99,5 +115,5 @@ ot_status ot_places_parse(const ot_option_list *list, ot_places *out)
             return ot_fail(OT_ERR_USAGE, "--place: %s is placed twice", plane_words[plane]);
         *planes[plane] = placement;
     }
-    return OT_OK;
+    return check_together(out);
 }

@@ -181,6 +181,18 @@ static void print_lanes(const ot_job *job, FILE *out)
     }
 }
 
+/* Of the parameters of this rank's shards the share whose states are on the device. */
+static double device_share(const ot_plan *plan)
+{
+    uint64_t there = 0, all = 0;
+    for (size_t c = 0; c < plan->chunk_count; c++)
+        if (!plan->chunks[c].copy) {
+            all += plan->chunks[c].count;
+            there += ot_plan_on_device(plan, c) ? plan->chunks[c].count : 0;
+        }
+    return (double)there / (double)all;
+}
+
 static void print_prediction(const ot_job *job, FILE *out)
 {
     double tokens = (double)ot_job_step_tokens(job), seconds = job->timeline.seconds;
@@ -195,7 +207,7 @@ static void print_prediction(const ot_job *job, FILE *out)
         job->plan->update_in_backward ? "inside backward" : "during the next forward");
     if (job->plan->device_chunks > 0)
         fprintf(out, "          states of %.3g %% of the parameters stay there, too, and are updated there\n",
-                100 * (double)job->plan->device_chunks / (double)ot_plan_own_chunks(job->plan));
+                100 * device_share(job->plan));
     fprintf(out, "predicted %.3g s a step, %s tokens/s; slowest lane: %s, %.3g s\n", seconds,
             ot_format_number(tokens / seconds, rate), ot_lane_words(job->timeline.bottleneck),
             job->timeline.bound_s);

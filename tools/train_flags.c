@@ -263,6 +263,22 @@ static ot_status check_sizes(const ot_train_flags *flags)
     return OT_OK;
 }
 
+/* What measures whole gradients has them in one piece, and on the host. */
+static ot_status check_adafactor(const ot_train_flags *flags, const ot_places *places)
+{
+    if (flags->ranks > 1 && flags->zero > 1)
+        return ot_fail(OT_ERR_USAGE,
+                       "--zero %" PRId64 ": --optim adafactor measures whole gradients, of which each rank "
+                       "would have a part; use --zero 1",
+                       flags->zero);
+    if (!places->states.automatic && places->states.tier == OT_TIER_DEVICE)
+        return ot_fail(
+            OT_ERR_USAGE,
+            "--place states=device: --optim adafactor measures whole gradients, which the CPU does; "
+            "write states=host or states=nvme");
+    return OT_OK;
+}
+
 static ot_status check_flags(const ot_option_table *table, const ot_train_flags *flags)
 {
     ot_places places;
@@ -289,11 +305,8 @@ static ot_status check_flags(const ot_option_table *table, const ot_train_flags 
     if (flags->eval_data != NULL && flags->val_split > 0)
         return ot_fail(OT_ERR_USAGE,
                        "--eval-data and --val-split both say what is evaluated; give one of them");
-    if (flags->ranks > 1 && flags->zero > 1 && strcmp(flags->optim, "adafactor") == 0)
-        return ot_fail(OT_ERR_USAGE,
-                       "--zero %" PRId64 ": --optim adafactor measures whole gradients, of which each rank "
-                       "would have a part; use --zero 1",
-                       flags->zero);
+    if (strcmp(flags->optim, "adafactor") == 0)
+        OT_TRY(check_adafactor(flags, &places));
     if (flags->quiet && flags->verbose)
         return ot_fail(OT_ERR_USAGE, "--quiet and --verbose contradict each other");
     return OT_OK;

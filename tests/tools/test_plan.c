@@ -364,6 +364,23 @@ static void what_decays_is_printed(void **state)
         fail_msg("'%s' is not in: %s", line, result.out);
 }
 
+/* Half of the chunks are not half of the parameters: the share that is printed is that of the moments' bytes. */
+static void the_share_on_the_device_is_of_parameters(void **state)
+{
+    (void)state;
+    static const char half[] = "--state-dtype fp32 --place states=device:50%";
+    json_t *plan = plan_json(0, half);
+    double device = json_number_value(at(at(plan, "tiers", "device", "planes"), "moment1", NULL, NULL)),
+           host = json_number_value(at(at(plan, "tiers", "host", "planes"), "moment1", NULL, NULL)),
+           share = 100 * device / (device + host), printed = 0;
+    json_decref(plan);
+    assert_true(share > 51);
+    assert_int_equal(process_run(&result, "%s plan --model tiny -o %s %s", OT_COMMAND, root, half), 0);
+    const char *line = strstr(result.out, "states of ");
+    assert_true(line != NULL && sscanf(line, "states of %lf %%", &printed) == 1);
+    assert_true(fabs(printed - share) < 0.5);
+}
+
 static void print_config(void **state)
 {
     (void)state;
@@ -392,6 +409,7 @@ int main(void)
         cmocka_unit_test(what_is_kept_is_in_the_plan),
         cmocka_unit_test(a_forced_choice_has_a_price),
         cmocka_unit_test(what_decays_is_printed),
+        cmocka_unit_test(the_share_on_the_device_is_of_parameters),
         cmocka_unit_test(print_config),
     };
     return cmocka_run_group_tests(tests, open_root, close_root);

@@ -174,6 +174,14 @@ static void placements(void **state)
     assert_true(!places.states.automatic && places.states.tier == OT_TIER_HOST && places.states.share == 1);
     assert_true(!places.weights.automatic && places.weights.tier == OT_TIER_HOST &&
                 places.weights.share == 1);
+    places_is("--place states=device,weights=device", &places);
+    places_is("--place states=device:99%,weights=host,grads=nvme", &places);
+    bad("--place weights=nvme,states=device", "all weights are on the device", "leave weights out");
+    bad("--place states=device --place weights=device:50%", "all weights are on the device",
+        "states a share");
+    bad("--place states=device,grads=host", "all grads are on the device", "leave grads out");
+    bad("--place states=device:50% --optim adafactor", "--optim adafactor measures whole gradients",
+        "states=host");
     bad("--place grads=device", "gradients stay on the device where states=device", "nvme");
     bad("--place states=host:140%", "no share", "140%");
     bad("--place states=host:", "no share", "40%");
