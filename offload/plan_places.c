@@ -53,6 +53,16 @@ ot_status ot_draft_add_home(ot_draft *draft, ot_plane plane, uint64_t bytes, int
                      1, out);
 }
 
+/* Adds the home of a chunk's plane, where the plane exists; while counting, its bytes alone. */
+static ot_status add_chunk_home(ot_draft *draft, size_t c, int plane, ot_tier tier, uint64_t bytes)
+{
+    ot_place place = {.tier = tier, .plane = (ot_plane)plane, .bytes = bytes, .chunk = (int32_t)c};
+    if (bytes > 0 && !draft->counting)
+        return add_place(draft, place, 1, &draft->plan->chunks[c].home[plane]);
+    count_places(draft, tier, (ot_plane)plane, bytes, 1, 1);
+    return OT_OK;
+}
+
 static ot_status add_pool(ot_draft *draft, ot_tier tier, ot_plane plane, uint64_t bytes, size_t count,
                           ot_pool *pool)
 {
@@ -105,19 +115,15 @@ static ot_status place_resident(ot_draft *draft)
 /* Masters and moments of the first own chunks. */
 static ot_status place_device_states(ot_draft *draft)
 {
-    ot_plan *plan = draft->plan;
-    plan->device_chunks = draft->choice.device_states;
-    for (size_t c = 0; c < plan->chunk_count && (plan->chunks[c].copy || ot_plan_on_device(plan, c)); c++)
-        for (int p = OT_PLANE_MASTER; p <= OT_PLANE_MOMENT2 && !plan->chunks[c].copy; p++) {
-            ot_place place = {.tier = OT_TIER_DEVICE,
-                              .plane = (ot_plane)p,
-                              .bytes = ot_plane_bytes(draft->request, (ot_plane)p, plan->chunks[c].count),
-                              .chunk = (int32_t)c};
-            if (place.bytes == 0 || draft->counting)
-                count_places(draft, OT_TIER_DEVICE, (ot_plane)p, place.bytes, 1, 1);
-            else
-                OT_TRY(add_place(draft, place, 1, &plan->chunks[c].home[p]));
-        }
+    const ot_plan *plan = draft->plan;
+    for (size_t c = 0, placed = 0; placed < plan->device_chunks; c++) {
+        if (plan->chunks[c].copy)
+            continue;
+        placed++;
+        for (int p = OT_PLANE_MASTER; p <= OT_PLANE_MOMENT2; p++)
+            OT_TRY(add_chunk_home(draft, c, p, OT_TIER_DEVICE,
+                                  ot_plane_bytes(draft->request, (ot_plane)p, plan->chunks[c].count)));
+    }
     return OT_OK;
 }
 
@@ -151,18 +157,24 @@ static int weights_forced(const ot_draft *draft)
     return !ot_is_automatic(weights) && weights.tier != OT_TIER_DEVICE;
 }
 
-static size_t placed_weights(const ot_draft *draft)
+/* Of a layer's own chunks, those whose states are not on the device. */
+static size_t chunks_away(const ot_draft *draft, size_t layer)
 {
     const ot_plan *plan = draft->plan;
+    size_t first = plan->layer_chunks[layer] / (uint32_t)plan->shards, device = draft->choice.device_states,
+           end = first + ot_plan_own_end(plan, layer) - plan->layer_chunks[layer];
+    size_t away = first > device ? first : device;
+    return away < end ? end - away : 0;
+}
+
+static size_t placed_weights(const ot_draft *draft)
+{
     size_t count = 0;
-    for (size_t l = 0; l < draft->request->layer_count; l++) {
-        size_t before = plan->layer_chunks[l] / (uint32_t)plan->shards,
-               own = ot_plan_own_end(plan, l) - plan->layer_chunks[l], away = draft->choice.device_states;
-        away = away <= before ? own : away < before + own ? before + own - away : 0;
-        count += plan->resident[l] == NONE ? ot_draft_layer_weights(draft, l)
-                 : weights_forced(draft)   ? away
-                                           : 0;
-    }
+    for (size_t l = 0; l < draft->request->layer_count; l++)
+        if (draft->plan->resident[l] == NONE)
+            count += ot_draft_layer_weights(draft, l);
+        else if (weights_forced(draft))
+            count += chunks_away(draft, l);
     return count;
 }
 
@@ -202,19 +214,26 @@ static void next_homes(home_walk *walk, size_t c, ot_tier tiers[OT_PLANE_GRAD + 
 {
     ot_draft *draft = walk->draft;
     const ot_chunk *chunk = &draft->plan->chunks[c];
-    int on_host = !chunk->copy && next_chosen(&walk->states),
-        in_backward = draft->request->update_in_backward;
-    ot_tier states = on_host ? OT_TIER_HOST : OT_TIER_NVME;
+    int states_on_host = !chunk->copy && next_chosen(&walk->states),
+        grad_on_host = has_plane(draft, chunk, OT_PLANE_GRAD) && next_chosen(&walk->grads),
+        weight_on_host = states_on_host, in_backward = draft->request->update_in_backward;
     if (walk->weights_forced)
-        on_host = has_plane(draft, chunk, OT_PLANE_WEIGHT) && next_chosen(&walk->weights);
+        weight_on_host = has_plane(draft, chunk, OT_PLANE_WEIGHT) && next_chosen(&walk->weights);
     else if (draft->plan->resident[chunk->layer] == NONE && has_plane(draft, chunk, OT_PLANE_WEIGHT))
-        on_host |= next_chosen(&walk->weights);
-    tiers[OT_PLANE_WEIGHT] = on_host ? OT_TIER_HOST : OT_TIER_NVME;
+        weight_on_host |= next_chosen(&walk->weights);
+    ot_tier states = states_on_host ? OT_TIER_HOST : OT_TIER_NVME;
+    tiers[OT_PLANE_WEIGHT] = weight_on_host ? OT_TIER_HOST : OT_TIER_NVME;
     tiers[OT_PLANE_MASTER] = tiers[OT_PLANE_MOMENT1] = tiers[OT_PLANE_MOMENT2] = states;
-    on_host = has_plane(draft, chunk, OT_PLANE_GRAD) && next_chosen(&walk->grads);
-    tiers[OT_PLANE_GRAD] = on_host ? OT_TIER_HOST : OT_TIER_NVME;
+    tiers[OT_PLANE_GRAD] = grad_on_host ? OT_TIER_HOST : OT_TIER_NVME;
     draft->deferred[c] = !draft->request->inference &&
                          (!in_backward || (!chunk->copy && next_chosen(&walk->deferred[states])));
+}
+
+/* What passes through a plane's ring has these bytes. */
+static void widen_ring(ot_draft *draft, int plane, uint64_t bytes)
+{
+    if (bytes > draft->ring_bytes[plane])
+        draft->ring_bytes[plane] = bytes;
 }
 
 /* A chunk whose states are on the device: weights lie in their layer's place, and nothing passes through the rings but for a
@@ -223,13 +242,12 @@ static void leave_on_device(ot_draft *draft, size_t c)
 {
     ot_chunk *chunk = &draft->plan->chunks[c];
     draft->deferred[c] = !draft->request->update_in_backward;
-    draft->plan->deferred_chunks += draft->deferred[c] && !chunk->copy;
-    for (int p = OT_PLANE_WEIGHT; p <= OT_PLANE_MOMENT2; p++) {
-        uint64_t bytes = chunk->copy ? 0 : ot_plane_bytes(draft->request, (ot_plane)p, chunk->count);
-        draft->ring_bytes[p] = bytes > draft->ring_bytes[p] ? bytes : draft->ring_bytes[p];
-    }
-    for (int p = OT_PLANE_WEIGHT; p <= OT_PLANE_GRAD && !draft->counting; p++)
-        chunk->home[p] = p == OT_PLANE_WEIGHT && !chunk->copy ? draft->plan->resident[chunk->layer] : NONE;
+    if (chunk->copy)
+        return;
+    for (int p = OT_PLANE_WEIGHT; p <= OT_PLANE_MOMENT2; p++)
+        widen_ring(draft, p, ot_plane_bytes(draft->request, (ot_plane)p, chunk->count));
+    if (!draft->counting)
+        chunk->home[OT_PLANE_WEIGHT] = draft->plan->resident[chunk->layer];
 }
 
 /* What waits on the device for its update. */
@@ -242,42 +260,44 @@ static void find_device_grads(ot_draft *draft)
             plan->chunks[c].home[OT_PLANE_GRAD] = draft->staging[plan->chunks[c].layer];
 }
 
+/* The homes of the next chunk; `usual`: bytes of its planes where it is as large as most. */
+static ot_status place_chunk(home_walk *walk, size_t c, const uint64_t usual[])
+{
+    ot_draft *draft = walk->draft;
+    const ot_chunk *chunk = &draft->plan->chunks[c];
+    ot_tier tiers[OT_PLANE_GRAD + 1];
+    next_homes(walk, c, tiers);
+    for (int p = OT_PLANE_WEIGHT; p <= OT_PLANE_GRAD; p++) {
+        if (!has_plane(draft, chunk, p))
+            continue;
+        uint64_t bytes = chunk->count == draft->plan->chunk_params
+                             ? usual[p]
+                             : ot_plane_bytes(draft->request, (ot_plane)p, chunk->count);
+        int slots_alone = p == OT_PLANE_GRAD && !draft->deferred[c];
+        if (slots_alone || tiers[p] == OT_TIER_NVME)
+            widen_ring(draft, p, bytes);
+        if (!slots_alone)
+            OT_TRY(add_chunk_home(draft, c, p, tiers[p], bytes));
+    }
+    return OT_OK;
+}
+
+/* Of all chunks but what place_device_states places. */
 static ot_status place_homes(ot_draft *draft)
 {
     ot_plan *plan = draft->plan;
     home_walk walk = start_homes(draft);
-    uint64_t usual[OT_PLANE_GRAD + 1], bytes[OT_PLANE_GRAD + 1];
+    uint64_t usual[OT_PLANE_GRAD + 1];
     plan->deferred_chunks = 0;
     memset(draft->ring_bytes, 0, sizeof draft->ring_bytes);
     for (int p = 0; p <= OT_PLANE_GRAD; p++)
         usual[p] = ot_plane_bytes(draft->request, (ot_plane)p, plan->chunk_params);
     for (size_t c = 0; c < plan->chunk_count; c++) {
-        ot_chunk *chunk = &plan->chunks[c];
-        ot_tier tiers[OT_PLANE_GRAD + 1];
-        if (ot_plan_on_device(plan, c)) {
+        if (ot_plan_on_device(plan, c))
             leave_on_device(draft, c);
-            continue;
-        }
-        next_homes(&walk, c, tiers);
-        plan->deferred_chunks += draft->deferred[c] && !chunk->copy;
-        for (int p = OT_PLANE_WEIGHT; p <= OT_PLANE_GRAD; p++) {
-            bytes[p] = chunk->count == plan->chunk_params
-                           ? usual[p]
-                           : ot_plane_bytes(draft->request, (ot_plane)p, chunk->count);
-            bytes[p] = has_plane(draft, chunk, p) ? bytes[p] : 0;
-            int slots_alone = p == OT_PLANE_GRAD && !draft->deferred[c];
-            if ((slots_alone || tiers[p] == OT_TIER_NVME) && bytes[p] > draft->ring_bytes[p])
-                draft->ring_bytes[p] = bytes[p];
-            if (!draft->counting)
-                chunk->home[p] = NONE;
-            if (bytes[p] == 0 || slots_alone)
-                continue;
-            ot_place place = {.tier = tiers[p], .plane = (ot_plane)p, .bytes = bytes[p], .chunk = (int32_t)c};
-            if (draft->counting)
-                count_places(draft, tiers[p], (ot_plane)p, bytes[p], 1, 1);
-            else
-                OT_TRY(add_place(draft, place, 1, &chunk->home[p]));
-        }
+        else
+            OT_TRY(place_chunk(&walk, c, usual));
+        plan->deferred_chunks += draft->deferred[c] && !plan->chunks[c].copy;
     }
     return OT_OK;
 }
@@ -406,6 +426,13 @@ static ot_status place_host_slots(ot_draft *draft)
 
 /* ---- the whole ---- */
 
+static void forget_homes(ot_plan *plan)
+{
+    for (size_t c = 0; c < plan->chunk_count; c++)
+        for (int p = 0; p <= OT_PLANE_GRAD; p++)
+            plan->chunks[c].home[p] = NONE;
+}
+
 static void forget(ot_draft *draft, ot_tier tier)
 {
     ot_plan *plan = draft->plan;
@@ -424,6 +451,7 @@ ot_status ot_draft_count_device(ot_draft *draft)
     draft->counting = 1;
     forget(draft, OT_TIER_DEVICE);
     draft->plan->place_count = 0;
+    draft->plan->device_chunks = draft->choice.device_states;
     OT_TRY(place_resident(draft));
     OT_TRY(place_device_states(draft));
     count_acts(draft, 1);
@@ -452,12 +480,13 @@ ot_status ot_draft_layout(ot_draft *draft)
                                       0};
     draft->counting = 0;
     plan->place_count = plan->nvme_chunk_count = 0;
+    plan->device_chunks = draft->choice.device_states;
+    forget_homes(plan);
     for (int tier = 0; tier < OT_TIERS; tier++)
         forget(draft, (ot_tier)tier);
     OT_TRY(place_resident(draft));
-    draft->plan->device_chunks = draft->choice.device_states;
-    OT_TRY(place_homes(draft));
     OT_TRY(place_device_states(draft));
+    OT_TRY(place_homes(draft));
     OT_TRY(place_boundaries(draft));
     OT_TRY(place_kept(draft));
     OT_TRY(place_device_slots(draft));

@@ -173,7 +173,7 @@ static void enqueue_update(void *context, ot_stream *stream)
 
 static const ot_update_step some_step = {.grad_scale = 1, .lr = 1e-3f, .bias1 = 1, .bias2 = 1};
 
-/* AdamW in FP32 with 16-bit gradients and weights, all of them in `memory`, for n parameters: 28 bytes of each pass through it. */
+/* AdamW in FP32 with 16-bit gradients and weights of n parameters, all of them in `memory`: 28 bytes of each pass through it. */
 static ot_status measure_update(ot_stream *stream, unsigned char *memory, size_t n,
                                 const ot_update_step *step, double *rate)
 {

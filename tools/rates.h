@@ -21,8 +21,8 @@ ot_status ot_card_find(const char *name, const ot_card **out) OT_MUST_CHECK;
 /* Typical rates of a workstation with this card. */
 void ot_rates_of_card(const ot_card *card, ot_dtype dtype, ot_rates *out);
 
-/* Measures matrix products in `dtype` and copies on the device, and the optimizer there and on the CPU, within a fraction of a second. The
- * drive's rate is a typical one. Takes up to 100 MB of device memory and gives it back. */
+/* Measures matrix products in `dtype` and copies on the device, and the optimizer there and on the CPU, within a fraction of
+ * a second. The drive's rate is a typical one. Takes about 100 MB of device memory and gives it back. */
 ot_status ot_rates_measure(ot_device *device, ot_dtype dtype, int threads, ot_rates *out) OT_MUST_CHECK;
 
 #endif

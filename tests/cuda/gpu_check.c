@@ -10,6 +10,7 @@
 
 #include "engine/data.h"
 #include "tests/cuda/gpu_check.h"
+#include "tests/support/tiny.h"
 
 static int failures;
 
@@ -27,53 +28,19 @@ void check_fail(const char *what)
 
 /* ---- A small model ---- */
 
-static const ot_model_config small = {
-    .family = OT_FAMILY_LLAMA,
-    .architecture = "LlamaForCausalLM",
-    .C = 64,
-    .L = 2,
-    .NH = 4,
-    .NKV = 2,
-    .HD = 64,
-    .F = 160,
-    .V = 131,
-    .positions = 64,
-    .norm_eps = 1e-5f,
-    .rope = {.kind = OT_ROPE_PLAIN, .theta = 10000},
-    .bos = -1,
-    .eos = -1,
-    .init_std = 0.05,
-};
-
 enum { T = 32, LOSSES = 20 };
 
 static ot_training training_for(const ot_model *model, const char *device, ot_dtype dtype, ot_placement place)
 {
-    return (ot_training){
-        .model = model,
-        .B = 1,
-        .T = T,
-        .M = 2,
-        .dtype = dtype,
-        .state_dtype = OT_FP32,
-        .grad_dtype = dtype,
-        .optimizer = OT_OPTIMIZER_ADAMW,
-        .beta1 = 0.9f,
-        .beta2 = 0.99f,
-        .eps = 1e-8f,
-        .weight_decay = 0.1f,
-        .max_grad_norm = 1,
-        .loss_scale = dtype == OT_FP16 ? 1024 : 0,
-        .seed = 7,
-        .weights = place,
-        .states = place,
-        .grads = place,
-        .acts = place,
-        .overlap = 1,
-        .budget = {UINT64_C(6) << 30, UINT64_C(1) << 30, 0},
-        .device = device,
-        .threads = 2,
-    };
+    ot_training training = tiny_training(model);
+    training.T = T;
+    training.M = 2;
+    training.dtype = training.grad_dtype = dtype;
+    training.loss_scale = dtype == OT_FP16 ? 1024 : 0;
+    training.weights = training.states = training.grads = training.acts = place;
+    training.budget[OT_TIER_DEVICE] = UINT64_C(6) << 30;
+    training.device = device;
+    return training;
 }
 
 typedef struct outcome {
@@ -169,7 +136,10 @@ int main(int count, char **arguments)
         check_speeds(cuda);
     ot_device_close(cuda);
     ot_model *model;
-    if (ot_model_open(&small, &model) != OT_OK)
+    ot_model_config config = tiny_config;
+    config.C = config.HD = 64;
+    config.F = 160;
+    if (ot_model_open(&config, &model) != OT_OK)
         return 2;
     check_losses(model);
     check_placements(model);

@@ -8,63 +8,27 @@
 #include "engine/trainer.h"
 #include "io/log.h"
 #include "tests/cuda/emulator.h"
+#include "tests/support/tiny.h"
 #include "tests/support/tree.h"
 
 enum { T = 24, SEQUENCES = 2, LOSSES = TEST_IS_SLOW ? 8 : 20, CLOCK_TRIES = 3, DEVICE_STREAMS = 3 };
 
-static const ot_model_config tiny = {
-    .family = OT_FAMILY_LLAMA,
-    .architecture = "LlamaForCausalLM",
-    .C = 32,
-    .L = 2,
-    .NH = 4,
-    .NKV = 2,
-    .HD = 16,
-    .F = 96,
-    .V = 131,
-    .positions = 64,
-    .norm_eps = 1e-5f,
-    .rope = {.kind = OT_ROPE_PLAIN, .theta = 10000},
-    .bos = -1,
-    .eos = -1,
-    .init_std = 0.05,
-};
-
 static ot_model *open_model(void)
 {
     ot_model *model;
-    assert_int_equal(ot_model_open(&tiny, &model), OT_OK);
+    assert_int_equal(ot_model_open(&tiny_config, &model), OT_OK);
     return model;
 }
 
 static ot_training training_for(const ot_model *model, const char *device, ot_dtype dtype)
 {
-    const ot_placement any = {1, 0, 0};
-    return (ot_training){
-        .model = model,
-        .B = 1,
-        .T = T,
-        .M = SEQUENCES,
-        .dtype = dtype,
-        .state_dtype = OT_FP32,
-        .grad_dtype = dtype,
-        .optimizer = OT_OPTIMIZER_ADAMW,
-        .beta1 = 0.9f,
-        .beta2 = 0.99f,
-        .eps = 1e-8f,
-        .weight_decay = 0.1f,
-        .max_grad_norm = 1,
-        .loss_scale = dtype == OT_FP16 ? 1024 : 0,
-        .seed = 7,
-        .weights = any,
-        .states = any,
-        .grads = any,
-        .acts = any,
-        .overlap = 1,
-        .budget = {UINT64_C(1) << 30, UINT64_C(1) << 30, 0},
-        .device = device,
-        .threads = 2,
-    };
+    ot_training training = tiny_training(model);
+    training.T = T;
+    training.M = SEQUENCES;
+    training.dtype = training.grad_dtype = dtype;
+    training.loss_scale = dtype == OT_FP16 ? 1024 : 0;
+    training.device = device;
+    return training;
 }
 
 typedef struct outcome {

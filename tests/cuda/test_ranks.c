@@ -9,31 +9,20 @@
 #include "tests/cuda/emulator.h"
 #include "tests/support/rank_values.h"
 #include "tests/support/ranks.h"
+#include "tests/support/tiny.h"
 
 enum { T = 5, SEQUENCES = 12, STEPS_MAX = 20 };
 
 /* An odd vocabulary, and layers of which no number of ranks is a divisor. */
 static ot_model *open_model(int tied)
 {
-    const ot_model_config config = {
-        .family = OT_FAMILY_LLAMA,
-        .architecture = "LlamaForCausalLM",
-        .C = 32,
-        .L = 1,
-        .NH = 2,
-        .NKV = 1,
-        .HD = 16,
-        .F = 67,
-        .V = 131,
-        .positions = 64,
-        .norm_eps = 1e-5f,
-        .rope = {.kind = OT_ROPE_PLAIN, .theta = 10000},
-        .qkv_bias = !tied,
-        .tied = tied,
-        .bos = -1,
-        .eos = -1,
-        .init_std = 0.05,
-    };
+    ot_model_config config = tiny_config;
+    config.L = 1;
+    config.NH = 2;
+    config.NKV = 1;
+    config.F = 67;
+    config.qkv_bias = !tied;
+    config.tied = tied;
     ot_model *model;
     assert_int_equal(ot_model_open(&config, &model), OT_OK);
     return model;
@@ -41,32 +30,16 @@ static ot_model *open_model(int tied)
 
 static ot_training training_for(const ot_model *model, const char *device, ot_dtype dtype)
 {
-    const ot_placement any = {1, 0, 0};
-    return (ot_training){
-        .model = model,
-        .B = 3,
-        .T = T,
-        .M = SEQUENCES / 3,
-        .dtype = dtype,
-        .state_dtype = OT_FP32,
-        .grad_dtype = dtype,
-        .optimizer = OT_OPTIMIZER_ADAMW,
-        .beta1 = 0.9f,
-        .beta2 = 0.99f,
-        .eps = 1e-8f,
-        .weight_decay = 0.1f,
-        .max_grad_norm = 1,
-        .seed = 7,
-        .weights = any,
-        .states = any,
-        .grads = any,
-        .acts = any,
-        .overlap = 1,
-        .budget = {UINT64_C(1) << 30, UINT64_C(1) << 30, UINT64_C(1) << 30},
-        .device = device,
-        .threads = 1,
-        .directory_count = 1,
-    };
+    ot_training training = tiny_training(model);
+    training.B = 3;
+    training.T = T;
+    training.M = SEQUENCES / 3;
+    training.dtype = training.grad_dtype = dtype;
+    training.device = device;
+    training.threads = 1;
+    training.budget[OT_TIER_NVME] = UINT64_C(1) << 30;
+    training.directory_count = 1;
+    return training;
 }
 
 /* ---- a run ---- */

@@ -7,25 +7,9 @@
 #include "engine/factored.h"
 #include "kernels/random.h"
 #include "tests/support/test.h"
+#include "tests/support/tiny.h"
 
 enum { SIZES = 4, ARENA_BYTES = 1 << 20 };
-
-/* Rows of 72, 64 and 712 elements, none of which chunks are multiples of; layers of one to five blocks of a sum. */
-static const ot_model_config config = {
-    .family = OT_FAMILY_LLAMA,
-    .C = 72,
-    .L = 1,
-    .NH = 4,
-    .NKV = 2,
-    .HD = 16,
-    .F = 712,
-    .V = 4099,
-    .positions = 64,
-    .norm_eps = 1e-5f,
-    .rope = {.kind = OT_ROPE_PLAIN, .theta = 10000},
-    .bos = -1,
-    .eos = -1,
-};
 
 static float grad_of(size_t layer, uint64_t element)
 {
@@ -130,6 +114,12 @@ static void chunks_change_nothing(void **state)
     ot_model *model;
     ot_device *device;
     ot_stream *stream;
+    /* Rows of 72, 64 and 712 elements, none of which chunks are multiples of; layers of one to five blocks of a sum. */
+    ot_model_config config = tiny_config;
+    config.C = 72;
+    config.L = 1;
+    config.F = 712;
+    config.V = 4099;
     assert_int_equal(ot_model_open(&config, &model), OT_OK);
     assert_int_equal(ot_device_open(&options, &device), OT_OK);
     assert_int_equal(ot_stream_open(device, &stream_options, &stream), OT_OK);

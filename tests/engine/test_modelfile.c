@@ -10,32 +10,21 @@
 #include "engine/modelfile.h"
 #include "kernels/random.h"
 #include "tests/support/test.h"
+#include "tests/support/tiny.h"
 #include "tests/support/tree.h"
 
 /* ---- Models ---- */
-
-static const ot_model_config llama = {.family = OT_FAMILY_LLAMA,
-                                      .architecture = "LlamaForCausalLM",
-                                      .C = 64,
-                                      .L = 2,
-                                      .NH = 4,
-                                      .NKV = 2,
-                                      .HD = 16,
-                                      .F = 88,
-                                      .V = 259,
-                                      .positions = 50,
-                                      .norm_eps = 1e-5f,
-                                      .rope = {.kind = OT_ROPE_PLAIN, .theta = 10000},
-                                      .bos = -1,
-                                      .eos = -1,
-                                      .init_std = 0.02};
 
 enum { LLAMA, LLAMA_TIED, MISTRAL, QWEN2, QWEN3, GPT2, GPT2_UNTIED, FAMILIES };
 
 static ot_model *open_model(int family)
 {
-    ot_model_config c = llama;
+    ot_model_config c = tiny_config;
     ot_model *model;
+    c.C = 64;
+    c.F = 88;
+    c.V = 259;
+    c.positions = 50;
     c.tied = family == LLAMA_TIED || family == QWEN2 || family == GPT2;
     c.qkv_bias = family == QWEN2;
     c.qk_norm = family == QWEN3;

@@ -8,27 +8,18 @@
 #include "engine/data.h"
 #include "engine/trainer.h"
 #include "tests/support/test.h"
+#include "tests/support/tiny.h"
 
 enum { T = 32, V = 131, DOCUMENTS = 12 };
 
 static ot_model *open_model(void)
 {
-    const ot_model_config config = {.family = OT_FAMILY_LLAMA,
-                                    .architecture = "LlamaForCausalLM",
-                                    .C = 32,
-                                    .L = 2,
-                                    .NH = 4,
-                                    .NKV = 2,
-                                    .HD = 8,
-                                    .F = 64,
-                                    .V = V,
-                                    .positions = 64,
-                                    .norm_eps = 1e-5f,
-                                    .rope = {.kind = OT_ROPE_PLAIN, .theta = 10000},
-                                    .tied = 1,
-                                    .bos = -1,
-                                    .eos = -1,
-                                    .init_std = 0.3};
+    ot_model_config config = tiny_config;
+    config.HD = 8;
+    config.F = 64;
+    config.V = V;
+    config.tied = 1;
+    config.init_std = 0.3;
     ot_model *model;
     assert_int_equal(ot_model_open(&config, &model), OT_OK);
     return model;
@@ -73,27 +64,12 @@ static measured measure(size_t first, size_t last, int packing, uint64_t seed, s
                                   .packing = packing,
                                   .shuffle = seed != 0,
                                   .seed = seed};
-    const ot_training training = {.model = model,
-                                  .B = B,
-                                  .T = T,
-                                  .M = M,
-                                  .dtype = OT_FP32,
-                                  .state_dtype = OT_FP32,
-                                  .grad_dtype = OT_FP32,
-                                  .optimizer = OT_OPTIMIZER_ADAMW,
-                                  .beta1 = 0.9f,
-                                  .beta2 = 0.99f,
-                                  .eps = 1e-8f,
-                                  .max_grad_norm = 1,
-                                  .seed = 5,
-                                  .weights = {.automatic = 1},
-                                  .states = {.automatic = 1},
-                                  .grads = {.automatic = 1},
-                                  .acts = {.automatic = 1},
-                                  .overlap = 1,
-                                  .budget = {UINT64_C(1) << 28, UINT64_C(1) << 28},
-                                  .device = "cpu",
-                                  .threads = 1};
+    ot_training training = tiny_training(model);
+    training.B = B;
+    training.T = T;
+    training.M = M;
+    training.dtype = training.grad_dtype = OT_FP32;
+    training.seed = 5;
     ot_dataset *dataset;
     ot_trainer *trainer = NULL;
     ot_step_result result;

@@ -10,31 +10,19 @@
 #include "tests/support/rank_values.h"
 #include "tests/support/ranks.h"
 #include "tests/support/test.h"
+#include "tests/support/tiny.h"
 
 enum { T = 24, SEQUENCES = 12, STEPS_MAX = 20, SLACK_BYTES = 4 << 20 };
 
 /* Odd sizes: layers of up to four blocks of sums, none of which is a multiple of anything. */
 static ot_model *open_model(int tied)
 {
-    const ot_model_config config = {
-        .family = OT_FAMILY_LLAMA,
-        .architecture = "LlamaForCausalLM",
-        .C = 64,
-        .L = 2,
-        .NH = 4,
-        .NKV = 2,
-        .HD = 16,
-        .F = 1051,
-        .V = 1031,
-        .positions = 64,
-        .norm_eps = 1e-5f,
-        .rope = {.kind = OT_ROPE_PLAIN, .theta = 10000},
-        .qkv_bias = !tied,
-        .tied = tied,
-        .bos = -1,
-        .eos = -1,
-        .init_std = 0.05,
-    };
+    ot_model_config config = tiny_config;
+    config.C = 64;
+    config.F = 1051;
+    config.V = 1031;
+    config.qkv_bias = !tied;
+    config.tied = tied;
     ot_model *model;
     assert_int_equal(ot_model_open(&config, &model), OT_OK);
     return model;
@@ -42,31 +30,13 @@ static ot_model *open_model(int tied)
 
 static ot_training training_for(const ot_model *model)
 {
-    return (ot_training){
-        .model = model,
-        .B = 1,
-        .T = T,
-        .M = SEQUENCES,
-        .dtype = OT_BF16,
-        .state_dtype = OT_FP32,
-        .grad_dtype = OT_BF16,
-        .optimizer = OT_OPTIMIZER_ADAMW,
-        .beta1 = 0.9f,
-        .beta2 = 0.99f,
-        .eps = 1e-8f,
-        .weight_decay = 0.1f,
-        .max_grad_norm = 1,
-        .seed = 7,
-        .weights = {.automatic = 1},
-        .states = {.automatic = 1},
-        .grads = {.automatic = 1},
-        .acts = {.automatic = 1},
-        .overlap = 1,
-        .budget = {UINT64_C(1) << 30, UINT64_C(1) << 30, UINT64_C(1) << 30},
-        .device = "cpu",
-        .threads = 1,
-        .directory_count = 1,
-    };
+    ot_training training = tiny_training(model);
+    training.T = T;
+    training.M = SEQUENCES;
+    training.threads = 1;
+    training.budget[OT_TIER_NVME] = UINT64_C(1) << 30;
+    training.directory_count = 1;
+    return training;
 }
 
 /* ---- a run ---- */

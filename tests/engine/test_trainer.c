@@ -12,31 +12,21 @@
 #include "engine/trainer.h"
 #include "io/stop.h"
 #include "tests/support/test.h"
+#include "tests/support/tiny.h"
 
 enum { T = 24, SEQUENCES = 4, STEPS = 3, SLACK_BYTES = 4 << 20 };
 
-/* Two blocks, width 64, odd vocabulary; several chunks a layer. */
+/* Width 64, odd vocabulary; several chunks a layer. */
 static ot_model_config config_of(int tied)
 {
-    return (ot_model_config){
-        .family = OT_FAMILY_LLAMA,
-        .architecture = "LlamaForCausalLM",
-        .C = 64,
-        .L = 3,
-        .NH = 4,
-        .NKV = 2,
-        .HD = 16,
-        .F = 512,
-        .V = 1031,
-        .positions = 64,
-        .norm_eps = 1e-5f,
-        .rope = {.kind = OT_ROPE_PLAIN, .theta = 10000},
-        .qkv_bias = !tied,
-        .tied = tied,
-        .bos = -1,
-        .eos = -1,
-        .init_std = 0.05,
-    };
+    ot_model_config config = tiny_config;
+    config.C = 64;
+    config.L = 3;
+    config.F = 512;
+    config.V = 1031;
+    config.qkv_bias = !tied;
+    config.tied = tied;
+    return config;
 }
 
 typedef struct outcome {
@@ -71,32 +61,14 @@ static const char *device_kind(void)
 
 static ot_training training_for(const ot_model *model)
 {
-    return (ot_training){
-        .model = model,
-        .B = 1,
-        .T = T,
-        .M = SEQUENCES,
-        .dtype = OT_BF16,
-        .state_dtype = OT_FP32,
-        .grad_dtype = OT_BF16,
-        .optimizer = OT_OPTIMIZER_ADAMW,
-        .beta1 = 0.9f,
-        .beta2 = 0.99f,
-        .eps = 1e-8f,
-        .weight_decay = 0.1f,
-        .max_grad_norm = 1,
-        .seed = 7,
-        .weights = {.automatic = 1},
-        .states = {.automatic = 1},
-        .grads = {.automatic = 1},
-        .acts = {.automatic = 1},
-        .overlap = 1,
-        .budget = {UINT64_C(1) << 30, UINT64_C(1) << 30, UINT64_C(1) << 30},
-        .device = device_kind(),
-        .threads = 2,
-        .directories = here,
-        .directory_count = 1,
-    };
+    ot_training training = tiny_training(model);
+    training.T = T;
+    training.M = SEQUENCES;
+    training.device = device_kind();
+    training.budget[OT_TIER_NVME] = UINT64_C(1) << 30;
+    training.directories = here;
+    training.directory_count = 1;
+    return training;
 }
 
 /* Every byte moved is a byte planned, and no tier holds more than planned. */

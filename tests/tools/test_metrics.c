@@ -4,6 +4,7 @@
 
 #include "engine/data.h"
 #include "tests/support/test.h"
+#include "tests/support/tiny.h"
 #include "tools/metrics.h"
 
 enum { T = 16, SEQUENCES = 2, TOTAL = 103, BEFORE = 40, EARLIER_S = 5000 };
@@ -24,21 +25,10 @@ static void open_run(fixture *f)
     ot_model_config config;
     assert_int_equal(ot_model_preset("tiny", &config), OT_OK);
     assert_int_equal(ot_model_open(&config, &f->model), OT_OK);
-    const ot_training training = {.model = f->model,
-                                  .B = SEQUENCES,
-                                  .T = T,
-                                  .M = 1,
-                                  .dtype = OT_BF16,
-                                  .state_dtype = OT_FP32,
-                                  .grad_dtype = OT_BF16,
-                                  .optimizer = OT_OPTIMIZER_SGD,
-                                  .weights = {.automatic = 1},
-                                  .states = {.automatic = 1},
-                                  .grads = {.automatic = 1},
-                                  .acts = {.automatic = 1},
-                                  .budget = {UINT64_C(1) << 30, UINT64_C(1) << 30},
-                                  .device = "cpu",
-                                  .threads = 1};
+    ot_training training = tiny_training(f->model);
+    training.B = SEQUENCES;
+    training.T = T;
+    training.M = 1;
     if (ot_trainer_open(&training, &f->trainer) != OT_OK)
         fail_msg("%s", ot_error_text());
     for (size_t i = 0; i < (size_t)SEQUENCES * T * 4; i++)
