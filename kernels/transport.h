@@ -50,9 +50,9 @@ typedef ot_transport *ot_transport_entry(uint32_t version, char error[OT_TRANSPO
 
 /* The ranks that a launcher has started, by its variables in the environment. */
 typedef struct ot_world {
-    int size; /* 0: none has */
+    int size;             /* 0: none has */
     const char *named_by; /* the variable that says so; NULL: none */
-    int here; /* of them on this machine; all, where the launcher does not say */
+    int here;             /* of them on this machine; all, where the launcher does not say */
     /* Where they are to meet by TCP; NULL: MPI knows, and the rank, too. */
     const char *host;
     uint32_t port;
