@@ -82,16 +82,13 @@ static void update_planes(const ot_trainer *t, const chunk_planes *p, const ot_u
 /* What the update reads is on its way before it, on the same stream. */
 void ot_trainer_device_update(ot_trainer *t, const ot_operation *op, ot_stream *stream)
 {
-    if (!t->steps_sent) {
-        t->host_steps[0] = t->before;
-        t->host_steps[1] = t->now;
-        ot_copy_h2d(stream, t->device_steps, t->host_steps, 2 * sizeof *t->host_steps);
-        t->steps_sent = 1;
-    }
+    if (!t->updates_sent)
+        ot_copy_h2d(stream, t->device_numbers->updates, t->numbers->updates, sizeof t->numbers->updates);
+    t->updates_sent = 1;
     chunk_planes p = planes_of(t, op);
     p.weight = element(p.weight, t->training.dtype, p.chunk->first);
     p.grad = (char *)p.grad + op->offset;
-    update_planes(t, &p, &t->device_steps[!op->deferred], stream);
+    update_planes(t, &p, &t->device_numbers->updates[op->deferred], stream);
 }
 
 /* Adafactor, tensor by tensor. */
@@ -113,7 +110,7 @@ static ot_status run_measure(ot_trainer *t, const ot_operation *op)
 {
     ot_factored_measure(&t->factored, ot_device_kernels(t->cpu), t->update_stream, op->pass,
                         &t->plan->chunks[op->chunk], t->training.grad_dtype, ot_trainer_at(t, op->places[4]),
-                        &t->before);
+                        &t->numbers->updates[1]);
     return ot_stream_synchronize(t->update_stream);
 }
 
@@ -133,7 +130,7 @@ static void restore_weight(ot_trainer *t, const chunk_planes *p)
 static ot_status run_update(ot_trainer *t, const ot_operation *op)
 {
     chunk_planes p = planes_of(t, op);
-    const ot_update_step *step = op->deferred ? &t->before : &t->now;
+    const ot_update_step *step = &t->numbers->updates[op->deferred];
     int factored = ot_training_is_factored(&t->training);
     if (factored)
         update_factored(t, &p, step);

@@ -49,15 +49,16 @@ static void run_logits(ot_trainer *t, const ot_operation *op, ot_stream *stream)
 static void run_head(ot_trainer *t, const ot_operation *op, ot_stream *stream)
 {
     ot_batch batch = batch_of(t, op);
+    double *loss_sum = &t->device_numbers->loss_sum;
     if (op->micro_batch == 0)
-        ot_copy_zero(stream, t->loss_sum, sizeof *t->loss_sum);
+        ot_copy_zero(stream, loss_sum, sizeof *loss_sum);
     zero_grads(t, op, stream);
     ot_head(&t->compute, stream, ot_trainer_at(t, op->places[0]), ot_trainer_at(t, op->places[1]), &batch,
             ot_trainer_at(t, op->places[2]), ot_trainer_at(t, op->places[3]), ot_trainer_at(t, op->places[6]),
-            ot_trainer_at(t, op->places[7]), op->zero_grads != 0, t->grad_scale, t->loss_sum,
+            ot_trainer_at(t, op->places[7]), op->zero_grads != 0, t->grad_scale, loss_sum,
             ot_trainer_at(t, op->places[5]));
     if ((size_t)op->micro_batch + 1 == t->training.M)
-        ot_copy_d2h(stream, t->host_loss_sum, t->loss_sum, sizeof *t->host_loss_sum);
+        ot_copy_d2h(stream, &t->numbers->loss_sum, loss_sum, sizeof *loss_sum);
 }
 
 static void run_backward(const ot_trainer *t, const ot_operation *op, ot_stream *stream)

@@ -103,11 +103,11 @@ ot_status ot_trainer_sum_over_ranks(ot_trainer *t)
     size_t layers = t->training.model->layer_count;
     if (t->sums == NULL)
         return OT_OK;
-    t->sums[0] = *t->host_loss_sum;
+    t->sums[0] = t->numbers->loss_sum;
     for (size_t l = 0; l < layers; l++)
         t->sums[1 + l] = ot_trainer_own_squares(t, l, 0);
     OT_TRY(ot_group_sum(t->training.group, "loss and gradient norm", t->sums, 1 + layers));
-    *t->host_loss_sum = t->sums[0];
+    t->numbers->loss_sum = t->sums[0];
     return OT_OK;
 }
 

@@ -19,7 +19,7 @@ void *ot_trainer_at(const ot_trainer *t, int32_t place)
 
 static ot_status run_list(ot_trainer *t, ot_list_kind kind)
 {
-    t->steps_sent = 0;
+    t->updates_sent = 0;
     return ot_mover_run(t->mover, kind);
 }
 
@@ -41,8 +41,6 @@ static const char *on_chunk_name(void *context, const ot_chunk *chunk, ot_plane 
 }
 
 /* ---- opening ---- */
-
-enum { STEPS_OFFSET = 64 }; /* behind the loss, in its page */
 
 /* The table of the rotary embedding, made on the host. */
 static ot_status fill_rope(ot_trainer *t, float *device_table, uint64_t bytes)
@@ -72,8 +70,8 @@ static ot_status open_memory(ot_trainer *t)
     ot_arena *arena = t->arena;
     t->pinned = ot_device_pin(t->device, ot_arena_base(arena), ot_arena_bytes(arena)) == OT_OK;
     OT_TRY(ot_arena_take(arena, OT_PAGE_BYTES, OT_PAGE_BYTES, &block));
-    t->host_loss_sum = block;
-    t->host_steps = (ot_update_step *)(void *)((char *)block + STEPS_OFFSET);
+    t->numbers = block;
+    *t->numbers = (ot_trainer_numbers){0};
     OT_TRY(ot_arena_take(arena, ot_training_data_bytes(training), OT_PAGE_BYTES, &block));
     t->data = block;
     OT_TRY(ot_arena_take(arena, t->plan->chunk_params * sizeof(float), OT_PAGE_BYTES, &block));
@@ -93,8 +91,7 @@ static ot_status open_memory(ot_trainer *t)
     }
     uint64_t rope_bytes = ot_training_rope_bytes(training), logits_bytes = ot_training_logits_bytes(training);
     OT_TRY(ot_device_arena_open(t->device, "trainer", rope_bytes + logits_bytes + OT_PAGE_BYTES, &block));
-    t->loss_sum = block;
-    t->device_steps = (ot_update_step *)(void *)((char *)block + STEPS_OFFSET);
+    t->device_numbers = block;
     t->logits = (float *)(void *)((char *)block + OT_PAGE_BYTES);
     if (rope_bytes == 0)
         return OT_OK;
@@ -272,7 +269,7 @@ static ot_status judge_scale(ot_trainer *t, const ot_step_result *result)
 /* What the update will do with a gradient of this scale and clip factor. */
 static void prepare_update(ot_trainer *t, double lr, double scale, double clip_factor, int skip)
 {
-    ot_update_step *u = &t->now;
+    ot_update_step *u = &t->numbers->updates[0];
     u->skip = skip;
     u->grad_scale = (float)(clip_factor / scale);
     u->lr = (float)lr;
@@ -283,6 +280,11 @@ static void prepare_update(ot_trainer *t, double lr, double scale, double clip_f
     u->bias1 = (float)(1 - pow(t->training.beta1, k));
     u->bias2 = (float)(1 - pow(t->training.beta2, k));
     u->beta2_adafactor = (float)(1 - pow(k, -0.8));
+}
+
+static void defer_update(ot_trainer *t)
+{
+    t->numbers->updates[1] = t->numbers->updates[0];
 }
 
 /* Reads the phases off the spans of the list that has just run. */
@@ -330,7 +332,7 @@ ot_status ot_trainer_step(ot_trainer *t, double lr, uint64_t trained_tokens, ot_
     *result = (ot_step_result){.trained_tokens = trained_tokens,
                                .loss_scale = t->training.dtype == OT_FP16 ? t->loss_scale.scale : 1};
     t->grad_scale = (float)(result->loss_scale / (double)trained_tokens);
-    t->before = t->now;
+    defer_update(t);
     if (t->plan->update_in_backward)
         prepare_update(t, lr, 1, 1, 0);
     ot_list_kind kind = t->update_due ? OT_LIST_STEADY : OT_LIST_FIRST;
@@ -339,7 +341,7 @@ ot_status ot_trainer_step(ot_trainer *t, double lr, uint64_t trained_tokens, ot_
     result->list = kind;
     result->stats = ot_mover_statistics(t->mover);
     OT_TRY(ot_trainer_sum_over_ranks(t));
-    result->loss = *t->host_loss_sum / (double)trained_tokens;
+    result->loss = t->numbers->loss_sum / (double)trained_tokens;
     measure_phases(t, kind, result);
     OT_TRY(judge(t, result));
     if (!t->plan->update_in_backward)
@@ -353,7 +355,7 @@ ot_status ot_trainer_drain(ot_trainer *t)
     if (!t->update_due)
         return OT_OK;
     t->update_due = 0;
-    t->before = t->now;
+    defer_update(t);
     return run_list(t, OT_LIST_DRAIN);
 }
 
@@ -361,8 +363,8 @@ ot_status ot_trainer_evaluate(ot_trainer *t, uint64_t trained_tokens, double *lo
 {
     OT_TRY(ot_trainer_drain(t));
     OT_TRY(run_list(t, OT_LIST_EVAL));
-    OT_TRY(ot_group_sum(t->training.group, "loss", t->host_loss_sum, 1));
-    *loss = *t->host_loss_sum / (double)trained_tokens;
+    OT_TRY(ot_group_sum(t->training.group, "loss", &t->numbers->loss_sum, 1));
+    *loss = t->numbers->loss_sum / (double)trained_tokens;
     return OT_OK;
 }
 
@@ -386,12 +388,12 @@ ot_status ot_trainer_save(ot_trainer *t, const ot_sink *sink)
 
 ot_trainer_state ot_trainer_get_state(const ot_trainer *t)
 {
-    return (ot_trainer_state){t->now.number, t->loss_scale};
+    return (ot_trainer_state){t->numbers->updates[0].number, t->loss_scale};
 }
 
 void ot_trainer_set_state(ot_trainer *t, const ot_trainer_state *state)
 {
-    t->now = (ot_update_step){.number = state->updates};
+    t->numbers->updates[0] = (ot_update_step){.number = state->updates};
     t->loss_scale = state->loss_scale;
 }
 
@@ -409,7 +411,7 @@ ot_status ot_trainer_time_kernels(ot_trainer *t, double *seconds)
     OT_TRY(ot_stream_open(t->device, &options, &stream));
     ot_status status = OT_OK;
     int64_t start = ot_clock_ns();
-    t->steps_sent = 0;
+    t->updates_sent = 0;
     for (size_t i = 0; i < list->count && status == OT_OK; i++) {
         const ot_operation *op = &list->operations[i];
         if (op->lane == OT_LANE_COMPUTE)

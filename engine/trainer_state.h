@@ -8,6 +8,13 @@
 #include "engine/factored.h"
 #include "engine/trainer.h"
 
+/* What a step leaves and what its updates read: in a page of the host and in one of the device. */
+typedef struct ot_trainer_numbers {
+    double loss_sum; /* over the step's trained tokens */
+    /* Of this step's gradient, and of the one before: an operation's `deferred` says which. */
+    ot_update_step updates[2];
+} ot_trainer_numbers;
+
 struct ot_trainer {
     ot_training training;
     ot_plan *plan;
@@ -23,10 +30,8 @@ struct ot_trainer {
     float *scratch;        /* host: FP32 values of one chunk */
     int16_t *remainder; /* host: what is left of them beside weights, for inference in bf16; otherwise NULL */
     ot_factored factored; /* host: with Adafactor; otherwise without moments */
-    double *loss_sum;     /* device: over the step's trained tokens */
     int numa_node;        /* nearest to the device; -1: none */
-    double *host_loss_sum;
-    ot_arena *arena; /* what the trainer has of the host: pinned, where the device can */
+    ot_arena *arena;      /* what the trainer has of the host: pinned, where the device can */
     int pinned;
     double *sums; /* host: [1+layer_count] loss and each layer's square sum, over all ranks; alone NULL */
     void *incoming[2];  /* host: moments of another rank's chunk, in rank 0; alone NULL */
@@ -34,12 +39,10 @@ struct ot_trainer {
     size_t logits_row;  /* of the micro-batch */
     float *host_logits; /* where the head's row goes in place of its loss, or NULL */
 
-    float grad_scale;             /* of the loss: loss scale / trained tokens */
-    int update_due;               /* gradients of the last step wait for their update */
-    ot_update_step now, before;   /* updates of this step's gradient and the one before; read by its lane */
-    ot_update_step *device_steps; /* device: [2], `before` and `now` as updates on the device read them */
-    ot_update_step *host_steps;   /* host: the same, on their way there */
-    int steps_sent;               /* in this list; the compute lane's */
+    float grad_scale;                             /* of the loss: loss scale / trained tokens */
+    int update_due;                               /* gradients of the last step wait for their update */
+    ot_trainer_numbers *numbers, *device_numbers; /* host; device */
+    int updates_sent;                             /* to the device, in this list; the compute lane's */
     ot_loss_scale loss_scale;
     const ot_sink *sink; /* of the list that saves */
 };
