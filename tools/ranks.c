@@ -78,7 +78,7 @@ ot_status ot_ranks_leave(ot_group *group, ot_status own)
     int who, rank = ot_group_rank(group), code;
     const ot_error failure = ot_error_take();
     if (own == OT_ERR_NUMERIC) { /* the numbers are everybody's */
-        ot_group_leave(group, own);
+        ot_group_leave(group, (int)own);
         return rank == 0 ? ot_error_raise(&failure) : end_quietly(own);
     }
     code = ot_group_left(group, &who);
@@ -88,7 +88,7 @@ ot_status ot_ranks_leave(ot_group *group, ot_status own)
                    ? end_quietly((ot_status)code)
                    : ot_fail((ot_status)code, "rank %d has failed, and says why", who);
     }
-    ot_group_leave(group, own);
+    ot_group_leave(group, (int)own);
     return ot_group_has_failed(group) ? ot_error_raise(&failure)
                                       : ot_fail(own, "rank %d: %s", rank, failure.text);
 }
