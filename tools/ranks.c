@@ -73,24 +73,39 @@ static ot_status end_quietly(ot_status status)
     return ot_fail(status, "%s", "");
 }
 
-ot_status ot_ranks_leave(ot_group *group, ot_status own)
+/* The last failure as this rank has it: its own, with the rank; "" where another one tells it. */
+static ot_status name_failure(ot_group *group, ot_status own)
 {
-    int who, rank = ot_group_rank(group), code;
     const ot_error failure = ot_error_take();
-    if (own == OT_ERR_NUMERIC) { /* the numbers are everybody's */
-        ot_group_leave(group, (int)own);
-        return rank == 0 ? ot_error_raise(&failure) : end_quietly(own);
-    }
-    code = ot_group_left(group, &who);
-    if (code != 0) {
-        ot_group_leave(group, code);
-        return getenv(OT_RANKS_LAUNCHED) != NULL
-                   ? end_quietly((ot_status)code)
-                   : ot_fail((ot_status)code, "rank %d has failed, and says why", who);
-    }
-    ot_group_leave(group, (int)own);
+    int who, rank = ot_group_rank(group);
+    if (own == OT_ERR_NUMERIC) /* the numbers are everybody's */
+        return rank == 0 ? own : end_quietly(own);
+    int code = ot_group_left(group, &who);
+    if (code != 0 && getenv(OT_RANKS_LAUNCHED) != NULL)
+        return end_quietly((ot_status)code);
+    if (code != 0)
+        return ot_fail((ot_status)code, "rank %d has failed, and says why", who);
     return ot_group_has_failed(group) ? ot_error_raise(&failure)
                                       : ot_fail(own, "rank %d: %s", rank, failure.text);
+}
+
+ot_status ot_ranks_leave(ot_group *group, ot_status own, int agreed)
+{
+    int is_stop = own == OT_STOPPED_INT || own == OT_STOPPED_TERM;
+    int together = own == OT_OK || is_stop || agreed;
+    if (group == NULL)
+        return own;
+    if (is_stop && ot_group_rank(group) > 0)
+        own = OT_OK; /* one stop, told once */
+    else if (!together)
+        own = name_failure(group, own);
+    if (own != OT_OK && *ot_error_text() != '\0')
+        fprintf(stderr, "offtrain: %s\n", ot_error_text());
+    if (together)
+        ot_group_close(group);
+    else
+        ot_group_leave(group, (int)own);
+    return own;
 }
 
 /* ---- agreeing ---- */

@@ -28,9 +28,10 @@ ot_status ot_ranks_join(ot_train_flags *flags, ot_group **out) OT_MUST_CHECK;
  * which alone keeps its text: it is told once. */
 ot_status ot_ranks_agree(ot_group *group, ot_status own) OT_MUST_CHECK;
 
-/* Leaves the group after a failure that ot_ranks_agree has not found, and tells the others. Returns it, with the rank in its text;
- * without a text where another rank tells it. */
-ot_status ot_ranks_leave(ot_group *group, ot_status own) OT_MUST_CHECK;
+/* Leaves the group at the run's end, `own`: with the others where it is theirs, too (`agreed`: ot_ranks_agree has found it), or else
+ * telling them. Prints a failure's text before the first process of the group has gone, with which a launcher may end the others
+ * and what they had to say; the text stays, "" where another rank tells it. Returns how this rank ends. */
+ot_status ot_ranks_leave(ot_group *group, ot_status own, int agreed) OT_MUST_CHECK;
 
 /* OT_ERR_USAGE where several ranks are wanted of a command that has one. */
 ot_status ot_ranks_refuse(const ot_train_flags *flags, const char *command) OT_MUST_CHECK;

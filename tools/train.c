@@ -178,12 +178,7 @@ static ot_status leave_ranks(ot_run *r, ot_status status)
     ot_ranks_remove_folders(&r->folders);
     if (r->silent && r->flags.nvme.count == 0)
         (void)rmdir(r->dir.path); /* which is empty where it was made for this rank alone */
-    if (r->group == NULL)
-        return status;
-    if (status != OT_OK && !is_stopped(status) && !r->agreed)
-        return ot_ranks_leave(r->group, status);
-    ot_group_close(r->group);
-    return r->silent && is_stopped(status) ? OT_OK : status; /* one stop, told once */
+    return ot_ranks_leave(r->group, status, r->agreed);
 }
 
 static ot_status close_run(ot_run *r, ot_status status)
@@ -202,7 +197,7 @@ static ot_status close_run(ot_run *r, ot_status status)
     ot_job_close(&r->job);
     ot_session_close(&r->session);
     if (status != OT_OK)
-        return ot_error_raise(&failure);
+        return r->group != NULL ? ot_fail(status, "%s", "") : ot_error_raise(&failure); /* it is told */
     return trace != OT_OK ? trace : dir;
 }
 

@@ -524,6 +524,14 @@ static int run_launched(const char *size)
     everything(group, NULL);
     if (ot_group_rank(group) == 0)
         printf("%s ranks: all operations are right\n", size);
+    int who = 0, last = ot_group_size(group) - 1;
+    if (ot_group_rank(group) == last)
+        ot_group_leave(group, OT_ERR_IO);
+    for (int tries = 0; ot_group_rank(group) < last && ot_group_left(group, &who) != OT_ERR_IO; tries++) {
+        must(tries < 10000);
+        usleep(1000);
+    }
+    must(ot_group_rank(group) == last || who == last);
     ot_group_close(group);
     return 0;
 }
