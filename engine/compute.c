@@ -86,8 +86,8 @@ uint64_t ot_compute_overwritten(const ot_model *model, size_t layer)
     uint64_t elements = 0;
     if (layer == 0)
         return model->config.tied ? (uint64_t)l->tensors[0].rows * l->tensors[0].cols : 0;
-    for (size_t i = 0; i < l->tensor_count; i++) /* the decayed ones lie side by side */
-        if (l->tensors[i].decay)
+    for (size_t i = 0; i < l->tensor_count; i++)
+        if (l->tensors[i].decay && l->tensors[i].offset == elements) /* nobody overwrites a gap */
             elements += (uint64_t)l->tensors[i].rows * l->tensors[i].cols;
     return elements;
 }

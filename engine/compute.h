@@ -57,8 +57,8 @@ void ot_embed_backward(const ot_compute *compute, ot_stream *stream, const void 
 void ot_block_forward(const ot_compute *compute, ot_stream *stream, const void *weights,
                       const ot_batch *batch, const void *x, void *out, void *kept, void *workspace);
 
-/* Elements at the front of a layer's gradient that one product each overwrites when it is fresh: all matrices of a block
- * or of the head, the table of a tied embedding. */
+/* Elements at the front of a layer's gradient that one product each overwrites when it is fresh: the matrices of a block or of
+ * the head up to the first padding between two, the table of a tied embedding. */
 uint64_t ot_compute_overwritten(const ot_model *model, size_t layer);
 
 /* Computes what is not kept again from x, then dx [N,C] becomes the gradient of x in place, and the block's

@@ -18,11 +18,12 @@
 #include <unistd.h>
 
 #include "io/clock.h"
+#include "io/stop.h"
 #include "kernels/transport.h"
 
 enum {
     HELLO_S = 5,   /* for one who has connected to say who it is */
-    RETRY_MS = 50, /* while rank 0 does not listen yet */
+    RETRY_MS = 50, /* while rank 0 does not listen yet, and between looks at whether to stop */
     GOODBYE_S = 30,
     GOODBYE_TAG = -1,
     FAREWELL_TAG = -2, /* a header alone, whose bytes are an exit code */
@@ -242,16 +243,21 @@ static int64_t deadline_in(double seconds)
     return ot_clock_ns() + (int64_t)(seconds * 1e9);
 }
 
+/* ECANCELED where the process is asked to stop meanwhile. */
 static int wait_for(int fd, short events, int64_t deadline)
 {
     struct pollfd one = {.fd = fd, .events = events};
-    int64_t left = (deadline - ot_clock_ns()) / 1000000;
-    if (left < 0)
-        left = 0;
-    int ready = poll(&one, 1, left > INT_MAX ? INT_MAX : (int)left);
-    if (ready == 0)
-        errno = ETIMEDOUT;
-    return ready > 0 ? 0 : -1;
+    for (;;) {
+        int64_t left = (deadline - ot_clock_ns()) / 1000000;
+        int ready = poll(&one, 1, left > RETRY_MS ? RETRY_MS : left > 0 ? (int)left : 0);
+        if (ready > 0)
+            return 0;
+        if (ready < 0 && errno != EINTR)
+            return -1;
+        errno = ot_stop_check() != OT_OK ? ECANCELED : left <= 0 ? ETIMEDOUT : 0;
+        if (errno != 0)
+            return -1;
+    }
 }
 
 /* All bytes, or -1 with errno. */
@@ -268,7 +274,7 @@ static int move_all(int fd, void *data, size_t bytes, int sending, int64_t deadl
             at += (size_t)moved;
         else if (errno != EINTR && errno != EAGAIN)
             return -1;
-        else if (errno == EAGAIN && wait_for(fd, sending ? POLLOUT : POLLIN, deadline) != 0 && errno != EINTR)
+        else if (errno == EAGAIN && wait_for(fd, sending ? POLLOUT : POLLIN, deadline) != 0)
             return -1;
     }
     return 0;
@@ -333,7 +339,7 @@ static int connect_to(const address *to, int64_t deadline, int *unknown)
         if (found != NULL)
             freeaddrinfo(found);
         errno = error;
-        if (fd >= 0 || ot_clock_ns() > deadline)
+        if (fd >= 0 || ot_clock_ns() > deadline || ot_stop_check() != OT_OK)
             return fd;
         nanosleep(&(struct timespec){.tv_nsec = RETRY_MS * 1000000}, NULL);
     }
@@ -541,7 +547,9 @@ ot_status ot_transport_open_tcp(const ot_world *world, double timeout_s, ot_tran
         *out = &t->base;
         return OT_OK;
     }
-    ot_status status = ot_fail(OT_ERR_DEVICE, "%s", t->base.error);
+    ot_status status = ot_stop_check();
+    if (status == OT_OK)
+        status = ot_fail(OT_ERR_DEVICE, "%s", t->base.error);
     free_transport(t);
     return status;
 }

@@ -159,6 +159,23 @@ static void a_stop_of_one_is_a_clean_end_of_all(void **state)
     assert_int_equal(access(path, F_OK), 0);
 }
 
+/* Nobody else comes: the first waits to be called, the last for the first to answer. */
+static void a_stop_ends_the_meeting(void **state)
+{
+    (void)state;
+    for (int rank = 0; rank < 2; rank++) {
+        process_start(&ranks[rank], "env MASTER_ADDR=localhost MASTER_PORT=%d RANK=%d WORLD_SIZE=3 " RUN,
+                      free_port(), rank, root, "--max-steps 1");
+        nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
+        int64_t began = ot_clock_ns();
+        process_signal(&ranks[rank], SIGINT);
+        process_wait(&ranks[rank], &results[rank]);
+        assert_true(ot_clock_ns() - began < 5 * INT64_C(1000000000));
+        assert_int_equal(results[rank].code, 130);
+        expect_in(results[rank].err, "stopped by SIGINT");
+    }
+}
+
 /* As by srun, of which MPI has not been told. */
 static void a_world_that_mpi_does_not_find_is_told(void **state)
 {
@@ -387,6 +404,7 @@ int main(void)
         cmocka_unit_test(a_killed_rank_ends_the_others),
         cmocka_unit_test(a_rank_that_sleeps_is_named),
         cmocka_unit_test(a_stop_of_one_is_a_clean_end_of_all),
+        cmocka_unit_test(a_stop_ends_the_meeting),
         cmocka_unit_test(a_world_that_mpi_does_not_find_is_told),
         cmocka_unit_test(an_incomplete_world_is_told),
         cmocka_unit_test(ranks_with_other_flags_are_told),
