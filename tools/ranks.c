@@ -104,7 +104,7 @@ ot_status ot_ranks_leave(ot_group *group, ot_status own, int agreed)
     if (together)
         ot_group_close(group);
     else
-        ot_group_leave(group, own);
+        ot_group_leave(group, (int)own);
     return own;
 }
 
