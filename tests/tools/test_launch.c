@@ -52,11 +52,15 @@ static void expect_in(const char *text, const char *part)
         fail_msg("\"%s\" is not in \"%s\"", part, text);
 }
 
-/* Said by one, and by nobody else. */
+/* Said by one, and by nobody else; an mpirun that is stopped while it starts may have a warning of libevent's. */
 static void expect_line(const char *part)
 {
+    static const char warning[] = "[warn] Epoll ";
     expect_in(result.err, part);
-    if (count_lines(result.err) != 1)
+    int warnings = 0;
+    for (const char *at = result.err; (at = strstr(at, warning)) != NULL; at++)
+        warnings++;
+    if (count_lines(result.err) != 1 + warnings)
         fail_msg("one line is expected: %s", result.err);
 }
 
@@ -179,8 +183,7 @@ static void what_all_refuse_is_told_once(void **state)
          "offtrain: step 2: the loss is not finite", 7},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        process_start(&group, RUN, root, cases[i].flags);
-        wait_seconds(10);
+        process_run(&result, RUN, root, cases[i].flags);
         if (result.code != cases[i].code)
             fail_msg("%s: ended with %d: %s", cases[i].flags, result.code, result.err);
         if (cases[i].code == 3)
