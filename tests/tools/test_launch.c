@@ -234,10 +234,10 @@ static void neither_ssh_nor_a_home_is_needed(void **state)
                                  "sh -c 'mkdir %s/bin && ln -s \"$(command -v mpirun)\" %s/bin/mpirun'", root,
                                  root),
                      0);
-    process_run(&result, "env -i PATH=%s/bin " RUN, root, root, "--max-steps 1");
+    process_run(&result, "env -i ASAN_OPTIONS=$ASAN_OPTIONS PATH=%s/bin " RUN, root, root, "--max-steps 1");
     must_end_well(&result);
     assert_string_equal(result.err, "");
-    process_run(&result, "env -i PATH=/nowhere " RUN, root, "--max-steps 1");
+    process_run(&result, "env -i ASAN_OPTIONS=$ASAN_OPTIONS PATH=/nowhere " RUN, root, "--max-steps 1");
     assert_int_equal(result.code, 8);
     expect_line("mpirun cannot be started: No such file or directory");
 }
@@ -257,7 +257,7 @@ static void what_mpi_leaves_is_swept(void **state)
     assert_int_equal(flock(fd, LOCK_SH), 0);
     tree_write(dead, "/ompi.here/segment", "of a dead one");
     start("segments", "");
-    process_run(&result, "sh -c 'cat /proc/$(pgrep -f \"run-name segment[s] \" | tail -1)/maps'");
+    process_run(&result, "sh -c 'grep /dev/shm/ /proc/$(pgrep -f \"run-name segment[s] \" | tail -1)/maps'");
     expect_in(result.out, "/dev/shm/offtrain-mpi-");
     assert_null(strstr(result.out, "/dev/shm/vader"));
     char rank[PATH_MAX]; /* for what it has on drives, which is nothing here */
