@@ -123,29 +123,30 @@ ot_status ot_trainer_device_work(void *context, const ot_operation *op, ot_strea
     switch (op->kind) {
     case OT_OP_FORWARD:
         run_forward(t, op, stream);
-        return OT_OK;
+        break;
     case OT_OP_HEAD:
         if (t->host_logits != NULL)
             run_logits(t, op, stream);
         else
             run_head(t, op, stream);
-        return OT_OK;
+        break;
     case OT_OP_BACKWARD:
         run_backward(t, op, stream);
-        return OT_OK;
+        break;
     case OT_OP_REDUCE:
         run_reduce(t, op, stream);
-        return OT_OK;
+        break;
     case OT_OP_UPDATE:
         ot_trainer_device_update(t, op, stream);
-        return OT_OK;
+        break;
     case OT_OP_GATHER:
         run_gather(t, op, stream);
-        return OT_OK;
+        break;
     case OT_OP_SCATTER:
         run_scatter(t, op, stream);
-        return OT_OK;
+        break;
     default:
         return ot_fail(OT_ERR_INTERNAL, "operation %s on a device lane", ot_operation_name(op->kind));
     }
+    return OT_OK;
 }

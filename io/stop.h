@@ -15,4 +15,10 @@ void ot_stop_install(void);
  * thread. */
 ot_status ot_stop_check(void) OT_MUST_CHECK;
 
+/* Whether a status is that of a request. */
+static inline int ot_is_stopped(ot_status status)
+{
+    return status == OT_STOPPED_INT || status == OT_STOPPED_TERM;
+}
+
 #endif

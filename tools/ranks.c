@@ -91,8 +91,7 @@ static ot_status name_failure(ot_group *group, ot_status own)
 
 ot_status ot_ranks_leave(ot_group *group, ot_status own, int agreed)
 {
-    int is_stop = own == OT_STOPPED_INT || own == OT_STOPPED_TERM;
-    int together = own == OT_OK || is_stop || agreed;
+    int is_stop = ot_is_stopped(own), together = own == OT_OK || is_stop || agreed;
     if (group == NULL)
         return own;
     if (is_stop && ot_group_rank(group) > 0)

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "io/clock.h"
+#include "io/stop.h"
 #include "tools/ranks.h"
 #include "tools/scratch.h"
 
@@ -163,8 +164,7 @@ static int watch(launch *l)
 /* A rank's own code; mpirun has others of its own, and those of signals. */
 static int is_ours(int code)
 {
-    return (code > OT_ERR_INTERNAL && code <= OT_ERR_DEVICE) || code == OT_STOPPED_INT ||
-           code == OT_STOPPED_TERM;
+    return (code > OT_ERR_INTERNAL && code <= OT_ERR_DEVICE) || ot_is_stopped((ot_status)code);
 }
 
 static ot_status judge(const launch *l, int state)

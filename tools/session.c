@@ -1,5 +1,4 @@
 #include "tools/session.h"
-#include "tools/ranks.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -12,6 +11,7 @@
 #include "io/log.h"
 #include "io/path.h"
 #include "io/text.h"
+#include "tools/ranks.h"
 
 enum { SAVE_STEPS = 500 };
 
@@ -227,8 +227,10 @@ static size_t allow_ranks(const ot_run_state *state, const ot_train_flags *flags
     const json_t *ranks = json_object_get(state->settings, "ranks");
     int64_t before = json_is_integer(ranks) ? json_integer_value(ranks) : 1;
     allowed[0] = "ranks";
-    allowed[1] = before == flags->ranks ? NULL : "batch_size";
-    return before == flags->ranks ? 1 : 2;
+    if (before == flags->ranks)
+        return 1;
+    allowed[1] = "batch_size";
+    return 2;
 }
 
 ot_status ot_session_bind(ot_session *session, ot_job *job)

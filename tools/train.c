@@ -50,11 +50,6 @@ static ot_status run_steps(ot_run *r)
     return OT_OK;
 }
 
-static int is_stopped(ot_status status)
-{
-    return status == OT_STOPPED_INT || status == OT_STOPPED_TERM;
-}
-
 static ot_status train(ot_run *r)
 {
     uint64_t hash;
@@ -65,7 +60,7 @@ static ot_status train(ot_run *r)
         status = run_steps(r);
     if (status == OT_OK)
         status = ot_run_finish(r);
-    if (is_stopped(status)) {
+    if (ot_is_stopped(status)) {
         ot_error stop = ot_error_take();
         OT_TRY(ot_run_save_last(r));
         OT_TRY(ot_run_show_report(r));
