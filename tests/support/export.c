@@ -13,23 +13,6 @@
 #include "tests/support/test.h"
 #include "tests/support/tree.h"
 
-char *root;
-outcome result;
-
-int open_root(void **state)
-{
-    (void)state;
-    root = tree_open();
-    return 0;
-}
-
-int close_root(void **state)
-{
-    (void)state;
-    tree_close(root);
-    return 0;
-}
-
 char *contents(const char *name, size_t *bytes)
 {
     char path[PATH_MAX];

@@ -1,17 +1,10 @@
-/* What the tests of `offtrain export` share: a folder, small models in it, and the command run there. What goes wrong fails the
+/* What the tests of `offtrain export` share: small models in the folder of the test, and the command run there. What goes wrong fails the
  * test. */
 #ifndef OT_TESTS_SUPPORT_EXPORT_H
 #define OT_TESTS_SUPPORT_EXPORT_H
 
 #include "engine/model.h"
-#include "tests/support/process.h"
-
-extern char *root;     /* the folder of the running test */
-extern outcome result; /* of the last command */
-
-/* Setup and teardown of a test. */
-int open_root(void **state);
-int close_root(void **state);
+#include "tests/support/root.h"
 
 /* The whole file ROOT/NAME, for the caller to free, and its length. */
 char *contents(const char *name, size_t *bytes);

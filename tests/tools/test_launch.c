@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "io/clock.h"
-#include "tests/support/process.h"
+#include "tests/support/root.h"
 #include "tests/support/test.h"
 #include "tests/support/tree.h"
 
@@ -22,34 +22,17 @@
     " --model tiny --device cpu --seq-len 32 --global-batch-size 12 --threads 1 -q -o %s --ranks 3 %s"
 #define FOR_EVER "--max-steps 1000000 --save-steps 1000000 "
 
-static char *root;
-static outcome result;
 static process group;
 
-static int open_root(void **state)
+static int close_all(void **state)
 {
-    (void)state;
-    root = tree_open();
-    return 0;
-}
-
-static int close_root(void **state)
-{
-    (void)state;
     process_kill(&group);
-    tree_close(root);
-    return 0;
+    return close_root(state);
 }
 
 static void sleep_ms(long ms)
 {
     nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
-}
-
-static void expect_in(const char *text, const char *part)
-{
-    if (strstr(text, part) == NULL)
-        fail_msg("\"%s\" is not in \"%s\"", part, text);
 }
 
 /* Said by one, and by nobody else; an mpirun that is stopped while it starts may have words of its libraries', which begin with
@@ -284,5 +267,5 @@ int main(void)
         cmocka_unit_test(neither_ssh_nor_a_home_is_needed),
         cmocka_unit_test(what_mpi_leaves_is_swept),
     };
-    return cmocka_run_group_tests(tests, open_root, close_root);
+    return cmocka_run_group_tests(tests, open_root, close_all);
 }

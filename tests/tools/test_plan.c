@@ -7,28 +7,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tests/support/process.h"
+#include "tests/support/root.h"
 #include "tests/support/test.h"
 #include "tests/support/tree.h"
 
 #define TINY " --model tiny --seq-len 32 --global-batch-size 4 --max-steps 2"
-
-static char *root;
-static outcome result;
-
-static int open_root(void **state)
-{
-    (void)state;
-    root = tree_open();
-    return 0;
-}
-
-static int close_root(void **state)
-{
-    (void)state;
-    tree_close(root);
-    return 0;
-}
 
 static json_t *plan_json(int code, const char *flags)
 {

@@ -10,9 +10,8 @@
 #include <unistd.h>
 
 #include "io/clock.h"
-#include "tests/support/process.h"
+#include "tests/support/root.h"
 #include "tests/support/test.h"
-#include "tests/support/tree.h"
 
 #define RUN                                                                                                  \
     OT_COMMAND                                                                                               \
@@ -20,23 +19,12 @@
     " --warmup-steps 0 --threads 1 -q -o %s"
 #define FOR_EVER RUN " --max-steps 1000000 --save-steps 1000000"
 
-static char *root;
-static outcome result;
 static process group;
 
-static int open_root(void **state)
+static int close_all(void **state)
 {
-    (void)state;
-    root = tree_open();
-    return 0;
-}
-
-static int close_root(void **state)
-{
-    (void)state;
     process_kill(&group);
-    tree_close(root);
-    return 0;
+    return close_root(state);
 }
 
 static run_end must_train(const char *flags)
@@ -45,12 +33,6 @@ static run_end must_train(const char *flags)
     run_end done = must_end_well(&result);
     assert_int_equal(count_lines(result.out), 1); /* of all ranks together */
     return done;
-}
-
-static void expect_in(const char *text, const char *part)
-{
-    if (strstr(text, part) == NULL)
-        fail_msg("\"%s\" is not in \"%s\"", part, text);
 }
 
 static void ranks_train_one_model(void **state)
@@ -233,5 +215,5 @@ int main(void)
         cmocka_unit_test(a_stop_is_a_clean_end_of_all),
         cmocka_unit_test(what_makes_no_sense_is_refused),
     };
-    return cmocka_run_group_tests(tests, open_root, close_root);
+    return cmocka_run_group_tests(tests, open_root, close_all);
 }

@@ -11,26 +11,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "tests/support/process.h"
+#include "tests/support/root.h"
 #include "tests/support/test.h"
 #include "tests/support/tree.h"
-
-static char *root;
-static outcome result;
-
-static int open_root(void **state)
-{
-    (void)state;
-    root = tree_open();
-    return 0;
-}
-
-static int close_root(void **state)
-{
-    (void)state;
-    tree_close(root);
-    return 0;
-}
 
 /* Numbers in words and lines: some twenty windows of 32 bytes, so that eight steps of four pass an epoch's end. */
 static void write_data(void)

@@ -9,26 +9,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "tests/support/process.h"
+#include "tests/support/root.h"
 #include "tests/support/test.h"
 #include "tests/support/tree.h"
-
-static char *root;
-static outcome result;
-
-static int open_root(void **state)
-{
-    (void)state;
-    root = tree_open();
-    return 0;
-}
-
-static int close_root(void **state)
-{
-    (void)state;
-    tree_close(root);
-    return 0;
-}
 
 /* A small run in root/NAME; returns the exit code. */
 #define TINY " --model tiny --device cpu --seq-len 32 --global-batch-size 4 --max-steps 2"

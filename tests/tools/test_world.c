@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "io/clock.h"
-#include "tests/support/process.h"
+#include "tests/support/root.h"
 #include "tests/support/test.h"
 #include "tests/support/tree.h"
 
@@ -25,30 +25,14 @@
 
 enum { RANKS = 3, SKIP = 77 };
 
-static char *root;
 static process ranks[RANKS];
-static outcome results[RANKS], result;
+static outcome results[RANKS];
 
-static int open_root(void **state)
+static int close_all(void **state)
 {
-    (void)state;
-    root = tree_open();
-    return 0;
-}
-
-static int close_root(void **state)
-{
-    (void)state;
     for (int rank = 0; rank < RANKS; rank++)
         process_kill(&ranks[rank]);
-    tree_close(root);
-    return 0;
-}
-
-static void expect_in(const char *text, const char *part)
-{
-    if (strstr(text, part) == NULL)
-        fail_msg("\"%s\" is not in \"%s\"", part, text);
+    return close_root(state);
 }
 
 static run_end must_train(const char *flags)
@@ -415,5 +399,5 @@ int main(void)
         cmocka_unit_test(ranks_that_die_while_they_save),
         cmocka_unit_test(what_dead_ranks_left_is_swept),
     };
-    return cmocka_run_group_tests(tests, open_root, close_root);
+    return cmocka_run_group_tests(tests, open_root, close_all);
 }
